@@ -1,4 +1,4 @@
-"""What a tool is: a specification that the model reads, arguments with types, and a function that acts in the sandbox."""
+"""What a tool is: a specification for the model, arguments with types, and a function that acts in the sandbox."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
@@ -42,7 +42,7 @@ class Tool(Protocol):
     read_only: bool
 
     def parse(self, arguments: dict[str, Any]) -> Any:
-        """Typed arguments, repaired where the type is plain ("5" for 5). Raises ToolError where they miss the schema."""
+        """Typed arguments, repaired where the type is plain ("5" for 5). Raises ToolError if they miss the schema."""
 
     def call(self, context: ToolContext, arguments: Any) -> Awaitable[dict[str, Any]]:
         """The result object. What `parse` returned goes in. Raises ToolError."""

@@ -47,9 +47,9 @@ class Lease(Struct, frozen=True, kw_only=True):
 class Verdict(Struct, frozen=True, kw_only=True):
     """How a leased request ended.
 
-    ok; rate_limited (429); condemned (this key or model will not answer: 401, 402, quota, unknown model, …); unreachable
-    (no connection); row_fault (may concern this row alone); transient (5xx, malformed, cut off, time-out); abandoned
-    (cancelled by us).
+    ok; rate_limited (429); condemned (this key or model will not answer: 401, 402, quota, unknown model, …);
+    unreachable (no connection); row_fault (may concern this row alone); transient (5xx, malformed, cut off,
+    time-out); abandoned (cancelled by us).
     """
 
     kind: Literal["ok", "rate_limited", "condemned", "unreachable", "row_fault", "transient", "abandoned"]

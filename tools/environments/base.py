@@ -42,7 +42,7 @@ class EnvironmentSpec(Struct, frozen=True, kw_only=True):
 
 class CommandResult(Struct, frozen=True, kw_only=True):
     """What a foreground command left. `output` is stdout and stderr as one stream, decoded with U+FFFD for bytes that
-    are no UTF-8; where it was longer than asked for, head and tail with a marker between them that states `omitted_chars`."""
+    are no UTF-8; where it was too long, head and tail with a marker between them that states `omitted_chars`."""
 
     output: str
     exit_code: int  # 124 after a time-out, 128 + N after signal N
@@ -130,7 +130,7 @@ class Backend(Protocol):
         """Makes the image ready, once over all processes of this machine. Raises ImageUnavailable."""
 
     def open(self, spec: EnvironmentSpec) -> AbstractAsyncContextManager[Environment]:
-        """Opens a sandbox and removes it, whatever happens inside. Raises SetupFailed, ImageUnavailable, EnvironmentLost."""
+        """A sandbox, removed whatever happens inside. Raises SetupFailed, ImageUnavailable, EnvironmentLost."""
 
     async def reap(self) -> int:
         """Removes what dead runs left on this machine; how many sandboxes that were."""
