@@ -86,4 +86,5 @@ class Reply(Struct, frozen=True, kw_only=True):
     refusal: bool = False  # `content` is then the refusal
     model: str = ""
     wire: dict[str, Any] = {}
+    context_trimmed: bool = False  # old tool results were shortened in the request
     spend: Spend = NO_SPEND

@@ -1,0 +1,108 @@
+"""The agent for Python programs: one prompt, one sandbox, one answer. The batch runner runs the same rollout."""
+
+import asyncio
+import os
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from tools.environments.table import load_backend, resolve_backend
+
+from agent.checkers import Plugin
+from agent.models.base import Model
+from agent.models.gate import RunGate
+from agent.models.options import RequestOptions
+from agent.models.providers import API_KEY_VARIABLE, resolve_targets
+from agent.models.table import ModelSpec, is_local, open_model
+from agent.outcome import RolloutPolicy
+from agent.prompt import Prompt, Try
+from agent.rollout import Rollout, Surroundings
+from agent.row import Row
+from agent.secrets import redactor_for
+from agent.task_object import task_object
+from tools.environments.owner import current_owner
+
+
+class AIAgent:
+    """A model with tools in a sandbox of its own for every conversation.
+
+    `toolsets` are toolset or tool names. Raises UsageProblem where the model, the key or the backend cannot be had.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str = "",
+        provider: str = "",
+        api_key: str = "",
+        toolsets: Sequence[str] = ("terminal", "file"),
+        container_backend: str = "auto",
+        options: RequestOptions = RequestOptions(),  # noqa: B008 - frozen
+        policy: RolloutPolicy = RolloutPolicy(),  # noqa: B008 - frozen
+        success_checker: Plugin | None = None,
+    ) -> None:
+        if api_key:
+            os.environ[API_KEY_VARIABLE] = api_key
+        targets = () if is_local(model) else resolve_targets(model, provider, base_url, api_key, environ=os.environ)
+        self._spec = ModelSpec(model=model, targets=targets, options=options)
+        self._policy = msgspec.structs.replace(policy, keep_no_reasoning=True, keep_unknown_tools=True)
+        self._toolsets = tuple(toolsets)
+        self._requested_backend = container_backend
+        self._checker = success_checker
+
+    def run_conversation(self, prompt: str, **settings: Any) -> dict[str, Any]:
+        """The twin of `arun_conversation` for programs without an event loop."""
+        return asyncio.run(self.arun_conversation(prompt, **settings))
+
+    async def arun_conversation(
+        self,
+        prompt: str,
+        *,
+        task_id: str = "",
+        tools: Sequence[str] = (),
+        container_image: str = "",
+        max_turns: int | None = None,
+    ) -> dict[str, Any]:
+        """One conversation. `tools` are tool or toolset names, instead of the agent's; `max_turns` its model calls.
+
+        Returns the task object (`agent.task_object`) with `conversations` (from/value), `completed`, `partial` and
+        `api_calls` beside it.
+        """
+        backend = load_backend(await resolve_backend(self._requested_backend, bool(container_image)))
+        which = Try(
+            prompt_index=0, task_id=task_id or f"task_{uuid.uuid4().hex[:12]}", row_key=f"id:{task_id}", row_sha=""
+        )
+        row_prompt = Prompt(
+            text=prompt, image=container_image, tools=tuple(tools) or self._toolsets, max_turns=max_turns
+        )
+        model = open_model(self._spec, RunGate(self._spec.keys))
+        around = Surroundings(
+            model=model,
+            backend=backend,
+            owner=current_owner("agent"),
+            redactor=redactor_for(self._spec, os.environ)[0],
+            checker=self._checker,
+            stopping=lambda: "",
+        )
+        try:
+            return _result(await Rollout(row_prompt, which, self._policy, around).run())
+        finally:
+            await _close(model)
+
+
+async def _close(model: Model) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(model.close(), 2)
+
+
+def _result(row: Row) -> dict[str, Any]:
+    return {
+        **task_object(row),
+        "conversations": msgspec.to_builtins(row.conversations),
+        "completed": row.completed,
+        "partial": row.partial,
+        "api_calls": row.api_calls,
+    }

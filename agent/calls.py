@@ -1,0 +1,135 @@
+"""From what an endpoint sent to calls that may run: names, arguments, text that only looks like a call. Pure."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from agent.types import RawCall, ToolCall
+from tools.base import Tool
+from tools.errors import ToolError
+
+QUOTED = 200  # characters of bad arguments that the model is shown
+
+
+class CheckedCall(Struct, frozen=True, kw_only=True):
+    """A call with its tool and typed arguments, or with the kind of what is wrong: invalid_tool, invalid_arguments,
+    truncated."""
+
+    call: ToolCall
+    tool: Tool | None = None
+    arguments: Any = None
+    problem_kind: str = ""
+
+
+class _BadArgumentsError(Exception):
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def check_call(raw: RawCall, wire_id: str, tools: Mapping[str, Tool], *, cut: bool) -> CheckedCall:
+    """`cut` says that the reply was ended by its length. Nothing is run here."""
+    try:
+        arguments = _read_arguments(raw, cut=cut)
+    except _BadArgumentsError as bad:
+        call = ToolCall(id=wire_id, name=raw.name, problem=str(bad))
+        return CheckedCall(call=call, problem_kind=bad.kind)
+    tool = tools.get(raw.name)
+    if tool is None:
+        problem = f"There is no tool {raw.name!r}. Tools: {', '.join(tools) or 'none'}."
+        call = ToolCall(id=wire_id, name=raw.name, arguments=arguments, problem=problem)
+        return CheckedCall(call=call, problem_kind="invalid_tool")
+    try:
+        typed = tool.parse(arguments)
+    except ToolError as bad_arguments:
+        call = ToolCall(id=wire_id, name=raw.name, arguments=arguments, problem=str(bad_arguments))
+        return CheckedCall(call=call, problem_kind="invalid_arguments")
+    return CheckedCall(call=ToolCall(id=wire_id, name=raw.name, arguments=arguments), tool=tool, arguments=typed)
+
+
+def _read_arguments(raw: RawCall, *, cut: bool) -> dict[str, Any]:
+    """A JSON object, given as text or as it is; empty or missing ones are {}."""
+    given = raw.arguments
+    if isinstance(given, dict):
+        return given
+    if given is None or (isinstance(given, str) and not given.strip()):
+        if cut:
+            raise _BadArgumentsError("truncated", f"The arguments of {raw.name} were cut off. Nothing was run.")
+        return {}
+    if not isinstance(given, str):
+        raise _not_an_object(raw, json.dumps(given))
+    value = _parse(raw, given, cut=cut)
+    if not isinstance(value, dict):
+        raise _not_an_object(raw, given)
+    return value
+
+
+def _parse(raw: RawCall, text: str, *, cut: bool) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError) as error:
+        if cut or _ends_early(error, text):
+            message = f"The arguments of {raw.name} were cut off and nothing was run. They began: {text[:QUOTED]}"
+            raise _BadArgumentsError("truncated", message) from None
+        message = f"The arguments of {raw.name} are not valid JSON ({error}). They began: {text[:QUOTED]}"
+        raise _BadArgumentsError("invalid_arguments", message) from None
+
+
+def _ends_early(error: Exception, text: str) -> bool:
+    """Some routers hide a cut: the text then stops in the middle of a value (an unterminated string, or at its end)."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.msg.startswith("Unterminated string") or error.pos >= len(text.rstrip())
+
+
+def _not_an_object(raw: RawCall, text: str) -> _BadArgumentsError:
+    message = f"The arguments of {raw.name} must be a JSON object. They were: {text[:QUOTED]}"
+    return _BadArgumentsError("invalid_arguments", message)
+
+
+_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([\w.-]+)>\s*(.*?)\s*(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_FENCE = re.compile(r"```(?:json|tool_call)?\s*(\{.*?\})\s*```", re.DOTALL)
+
+
+def calls_in_text(text: str, names: Sequence[str]) -> tuple[RawCall, ...]:
+    """Calls of offered tools that a model wrote as prose: in `<tool_call>` tags, as bare JSON, or as `<function=`."""
+    found = [call for body in _TAGGED.findall(text) for call in _from_body(body)]
+    if not found:
+        found = [call for name, body in _FUNCTION.findall(text) for call in _from_function(name, body)]
+    if not found:
+        found = [call for body in (text.strip(), *_FENCE.findall(text)) for call in _from_json(body)]
+    return tuple(call for call in found if call.name in names)
+
+
+def _from_body(body: str) -> Sequence[RawCall]:
+    function = _FUNCTION.match(body)
+    return _from_function(function[1], function[2]) if function else _from_json(body)
+
+
+def _from_function(name: str, body: str) -> Sequence[RawCall]:
+    parameters = dict(_PARAMETER.findall(body))
+    return [RawCall(name=name, arguments=parameters or body)]
+
+
+def _from_json(body: str) -> Sequence[RawCall]:
+    if not body.startswith("{"):
+        return []
+    try:
+        value = msgspec.json.decode(body.encode(errors="replace"))
+    except msgspec.DecodeError:
+        return []
+    name = value.get("name")
+    arguments = value.get("arguments", value.get("parameters"))
+    return [RawCall(name=name, arguments=arguments)] if isinstance(name, str) and arguments is not None else []
+
+
+def without_calls(text: str) -> str:
+    """The prose that remains once calls written as text are taken out of it."""
+    rest = _FUNCTION.sub("", _TAGGED.sub("", text)) if "<" in text else ""
+    return rest.strip()

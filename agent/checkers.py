@@ -1,0 +1,118 @@
+"""Success checkers and hooks: plug-ins named `path/file.py:function` or `module.function`.
+
+A checker is called with the task object (`agent.task_object`) and, if it takes a second argument, with the task's open
+environment. It returns `(success, reason)`, a bool, a number (a reward; above 0 is success), or a mapping with
+`success` and any of `reason`, `reward`, `rewards` (a list of {name, value}). It may be sync (then it runs in a thread)
+or async.
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from agent.faults import Done, guarded
+from tools.environments.base import Environment
+from tools.errors import UsageProblem
+
+Plugin = Callable[..., Any]
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """A checker's verdict; `rewards` is a JSON list of {name, value}."""
+
+    success: bool
+    reason: str = ""
+    reward: float = 0.0
+    rewards: str = "[]"
+    raised: bool = False
+
+
+def load_plugin(name: str) -> Plugin:
+    """The function of that name. Raises UsageProblem when it cannot be had."""
+    try:
+        found = _from_file(name) if ".py:" in name else _from_module(name)
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise UsageProblem(f"cannot load {name}: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise UsageProblem(f"{name} is no function")
+    function: Plugin = found
+    return function
+
+
+def _from_file(name: str) -> Any:
+    path_text, function = name.rsplit(":", 1)
+    path = Path(path_text).resolve()
+    spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageProblem(f"cannot load {name}: there is no file {path_text}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return getattr(module, function)
+
+
+def _from_module(name: str) -> Any:
+    module, _, function = name.rpartition(".")
+    if not module:
+        raise UsageProblem(f"{name}: write path/file.py:function or module.function")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # behind everything: a file here must not shadow a package
+    return getattr(importlib.import_module(module), function)
+
+
+async def judge(checker: Plugin, task: Mapping[str, Any], environment: Environment | None) -> Judgement:
+    """Asks a checker. What it raises, or an answer that cannot be read, is a judgement too."""
+    arguments = (task, environment) if _takes_environment(checker) else (task,)
+    outcome = await guarded(_call(checker, arguments))
+    if not isinstance(outcome, Done):
+        return Judgement(success=False, reason=str(outcome), raised=True)
+    return _read(outcome.value)
+
+
+def _takes_environment(checker: Plugin) -> bool:
+    parameters = inspect.signature(checker).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in kinds for parameter in parameters) > 1
+
+
+async def _call(checker: Plugin, arguments: tuple[Any, ...]) -> Any:
+    if inspect.iscoroutinefunction(checker):
+        return await checker(*arguments)
+    answer = await asyncio.to_thread(checker, *arguments)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _read(answer: Any) -> Judgement:
+    if isinstance(answer, bool):
+        return Judgement(success=answer, reward=float(answer))
+    if isinstance(answer, int | float):
+        return Judgement(success=answer > 0, reward=float(answer))
+    if isinstance(answer, tuple | list) and len(answer) == 2:
+        return Judgement(success=bool(answer[0]), reason=str(answer[1]), reward=float(bool(answer[0])))
+    if isinstance(answer, Mapping) and "success" in answer:
+        return _read_mapping(answer)
+    return Judgement(success=False, reason=f"the checker answered {answer!r:.200}, not (success, reason)", raised=True)
+
+
+def _read_mapping(answer: Mapping[str, Any]) -> Judgement:
+    success = bool(answer["success"])
+    try:
+        reward = float(answer.get("reward", success))
+        rewards = [{"name": str(each["name"]), "value": float(each["value"])} for each in answer.get("rewards") or ()]
+    except (TypeError, ValueError, KeyError) as error:
+        return Judgement(success=False, reason=f"the checker's rewards cannot be read: {error}", raised=True)
+    return Judgement(
+        success=success,
+        reason=str(answer.get("reason", "")),
+        reward=reward,
+        rewards=msgspec.json.encode(rewards).decode(),
+    )

@@ -1,0 +1,308 @@
+"""The loop: one model call, all its tool calls checked, one result each, until a reply without calls. Nothing else.
+
+A `Conversation` is whole after every step: whoever cancels it (time, interrupt) takes what happened so far from it.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from agent.calls import CheckedCall, calls_in_text, check_call, without_calls
+from agent.clock import RowClock
+from agent.errors import ModelError, RunStopped
+from agent.faults import Done, guarded
+from agent.models.base import Model, ModelRequest
+from agent.schema import schema_problem
+from agent.text import Redactor, clean
+from agent.types import NO_SPEND, Message, RawCall, Reply, Spend, ToolCall
+from tools.base import Tool, ToolContext, ToolSpec
+from tools.errors import ToolError
+
+CONTINUATIONS = 3  # a cut text is asked to go on this often
+EMPTY_RETRIES = 2  # an empty reply is asked again this often
+BAD_TURNS = 3  # turns in a row with nothing but refused calls
+GO_ON = "Your last message was cut off. Go on exactly where it stopped, without repeating anything."
+
+
+class ConversationOptions(Struct, frozen=True, kw_only=True):
+    """What a run decides for all its conversations, and a row for its own."""
+
+    max_turns: int = 30
+    system_text: str = ""
+    ephemeral_system_prompt: str = ""
+    prefill: tuple[Message, ...] = ()
+    response_format: dict[str, Any] | None = None
+    parse_text_tool_calls: bool = False
+    seed: int | None = None
+    task_id: str = ""
+    row_key: str = ""
+    sample_index: int = 0
+
+
+class End(Struct, frozen=True, kw_only=True):
+    """How a conversation ended; `status` is a value of the journal's column before any policy."""
+
+    status: str
+    reason: str = ""
+    error: str = ""
+    error_class: str = ""
+    retryable: bool = False
+
+
+class ToolEvent(Struct, frozen=True):
+    """One call's verdict, taken when the tool returned."""
+
+    name: str
+    ok: bool
+
+
+class Conversation:
+    """One prompt's exchange with a model. `messages` begins with the row's context and prompt."""
+
+    def __init__(
+        self,
+        model: Model,
+        tools: Sequence[Tool],
+        context: ToolContext,
+        messages: Sequence[Message],
+        options: ConversationOptions,
+        *,
+        clock: RowClock,
+        redactor: Redactor,
+        stopping: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.messages = list(messages)
+        self.given = len(self.messages)
+        self.options = options
+        self.api_calls = 0
+        self.spend: Spend = NO_SPEND
+        self.events: list[ToolEvent] = []
+        self.refused_names: Counter[str] = Counter()
+        self.final_response = ""
+        self.model_name = model.name
+        self.context_trimmed = False
+        self._model = model
+        self._context = context
+        self._tools: Mapping[str, Tool] = {tool.spec.name: tool for tool in tools}
+        self._specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in tools)
+        self._clock = clock
+        self._redactor = redactor
+        self._stopping = stopping
+        self._ids: set[str] = set()
+        self._bad_turns = 0
+        self._empty_replies = 0
+        self._cuts = 0
+        self._cut_reply: Message | None = None  # its text so far: kept apart until it is whole
+
+    async def run(self) -> End:
+        """Until the conversation ends by itself. Raises RowFailed for the sandbox's faults, RunStopped."""
+        try:
+            return await self._turns()
+        except ModelError as error:
+            self.spend += error.spend
+            return self._model_gave_up(error)
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """A text that was cut becomes the turn it is, once nothing can follow it any more."""
+        if self._cut_reply is not None:
+            self.messages.append(self._cut_reply)
+            self._cut_reply = None
+
+    @property
+    def gpt_turns(self) -> int:
+        """Assistant turns beyond those that came with the row."""
+        return sum(message.role == "assistant" for message in self.messages[self.given :])
+
+    async def _turns(self) -> End:
+        while self.api_calls < self.options.max_turns:
+            end = await self._turn(await self._ask())
+            if end is not None:
+                return end
+        return End(status="max_turns", reason="max_turns")
+
+    def _model_gave_up(self, error: ModelError) -> End:
+        usable = error.error_class in ("context_exceeded", "filtered") and (self.gpt_turns or self._cut_reply)
+        return End(
+            status="partial" if usable else "failed",
+            reason=error.reason,
+            error=self._redactor.text(clean(str(error))),
+            error_class=error.error_class,
+            retryable=error.retryable and not usable,
+        )
+
+    # --- asking
+
+    async def _ask(self) -> Reply:
+        self._stop_if_asked()
+        try:
+            reply = await self._model.reply(self._request())
+        except RunStopped as stop:
+            self.spend += stop.spend
+            raise
+        self.api_calls += 1
+        self.spend += reply.spend
+        self.model_name = reply.model or self.model_name
+        self.context_trimmed |= reply.context_trimmed
+        return msgspec.structs.replace(
+            reply, content=self._redactor.text(reply.content), reasoning=self._redactor.text(reply.reasoning)
+        )
+
+    def _stop_if_asked(self) -> None:
+        reason = self._stopping()
+        if reason:
+            raise RunStopped(reason, "the run was stopped")
+
+    def _request(self) -> ModelRequest:
+        options = self.options
+        system = "\n\n".join(text for text in (options.ephemeral_system_prompt, options.system_text) if text)
+        head = [Message(role="system", content=system)] if system else []
+        return ModelRequest(
+            messages=[*head, *options.prefill, *self.messages, *self._to_be_continued()],
+            tools=self._specs,
+            task_id=options.task_id,
+            row_key=options.row_key,
+            sample_index=options.sample_index,
+            turn=self.api_calls + 1,
+            seed=options.seed,
+            response_format=options.response_format,
+            clock=self._clock,
+        )
+
+    def _to_be_continued(self) -> Sequence[Message]:
+        if self._cut_reply is None or not self._cut_reply.content:
+            return ()
+        return (self._cut_reply, Message(role="user", content=GO_ON))
+
+    # --- one reply
+
+    async def _turn(self, reply: Reply) -> End | None:
+        if reply.finish_reason == "content_filter":
+            return self._filtered(reply)
+        if reply.refusal:
+            return self._finish(reply, End(status="completed", reason="refusal"))
+        if reply.tool_calls:
+            return await self._act(reply, reply.tool_calls)
+        if reply.finish_reason == "length":
+            return self._cut(reply)
+        if not reply.content.strip() and not (self._cut_reply and self._cut_reply.content):
+            return self._empty()
+        written = calls_in_text(reply.content, tuple(self._tools))
+        if written and not self.options.parse_text_tool_calls:
+            return self._finish(reply, End(status="partial", reason="text_tool_call"))
+        if written:
+            return await self._act(msgspec.structs.replace(reply, content=without_calls(reply.content)), written)
+        return self._answer(reply)
+
+    def _filtered(self, reply: Reply) -> End:
+        if reply.content.strip():
+            self._keep(reply)
+        usable = bool(self.gpt_turns)
+        return End(
+            status="partial" if usable else "failed",
+            reason="filtered",
+            error="the endpoint's content filter ended the reply",
+            error_class="filtered",
+        )
+
+    def _cut(self, reply: Reply) -> End | None:
+        self._cut_reply = self._joined(reply)
+        self._cuts += 1
+        if self._cuts <= CONTINUATIONS:
+            return None
+        self.final_response = self._cut_reply.content
+        return End(status="partial", reason="truncated", error="the reply was cut by its length, again and again")
+
+    def _empty(self) -> End | None:
+        self._empty_replies += 1
+        if self._empty_replies <= EMPTY_RETRIES:
+            return None
+        return End(status="partial", reason="empty_reply", error="the model answered nothing", retryable=True)
+
+    def _answer(self, reply: Reply) -> End:
+        end = self._finish(reply, End(status="completed"))
+        schema = self.options.response_format
+        problem = schema_problem(self.final_response, schema) if schema is not None else ""
+        return End(status="partial", reason="schema_mismatch", error=problem) if problem else end
+
+    def _finish(self, reply: Reply, end: End) -> End:
+        self.final_response = self._keep(reply).content
+        return end
+
+    def _keep(self, reply: Reply, calls: tuple[ToolCall, ...] = ()) -> Message:
+        message = msgspec.structs.replace(self._joined(reply), tool_calls=calls)
+        self._cut_reply = None
+        self._empty_replies = self._cuts = 0
+        self.messages.append(message)
+        return message
+
+    def _joined(self, reply: Reply) -> Message:
+        """The reply as one turn with the text that it continues."""
+        before = self._cut_reply or Message(role="assistant")
+        return Message(
+            role="assistant",
+            content=before.content + reply.content,
+            reasoning="\n\n".join(text for text in (before.reasoning, reply.reasoning) if text),
+            wire=before.wire or reply.wire,
+        )
+
+    # --- tool calls
+
+    async def _act(self, reply: Reply, raw_calls: Sequence[RawCall]) -> End | None:
+        cut = reply.finish_reason == "length"
+        last = len(raw_calls) - 1
+        checked = [
+            check_call(self._redacted(raw), self._wire_id(raw, number), self._tools, cut=cut and number == last)
+            for number, raw in enumerate(raw_calls)
+        ]
+        self._keep(reply, tuple(each.call for each in checked))
+        await self._run_calls(checked)
+        self._bad_turns = self._bad_turns + 1 if all(each.problem_kind for each in checked) else 0
+        if self._bad_turns < BAD_TURNS:
+            return None
+        kinds = [each.problem_kind for each in checked]
+        reason = next(kind for kind in ("truncated", "invalid_arguments", "invalid_tool") if kind in kinds)
+        return End(status="partial", reason=reason, error=checked[-1].call.problem)
+
+    def _redacted(self, raw: RawCall) -> RawCall:
+        return RawCall(
+            id=raw.id, name=clean(self._redactor.text(raw.name)), arguments=clean(self._redactor.value(raw.arguments))
+        )
+
+    def _wire_id(self, raw: RawCall, number: int) -> str:
+        """The endpoint's own id where it can be told apart, else nine digits (some servers take no other form)."""
+        wire_id = raw.id if raw.id and raw.id not in self._ids else f"{self.api_calls:05d}{number:04d}"
+        self._ids.add(wire_id)
+        return wire_id
+
+    async def _run_calls(self, checked: Sequence[CheckedCall]) -> None:
+        runnable = [each for each in checked if each.tool is not None]
+        if len(runnable) > 1 and all(each.tool.read_only for each in runnable if each.tool):
+            for call, result in zip(checked, await asyncio.gather(*map(self._result, checked)), strict=True):
+                self._note(call, result)
+            return
+        for call in checked:
+            self._note(call, await self._result(call))
+            self._stop_if_asked()
+
+    async def _result(self, checked: CheckedCall) -> dict[str, Any]:
+        if checked.tool is None:
+            return {"error": checked.call.problem}
+        try:
+            outcome = await guarded(checked.tool.call(self._context, checked.arguments))
+        except (ToolError, TimeoutError) as error:
+            return {"error": str(error) or "The tool ran out of time."}
+        return outcome.value if isinstance(outcome, Done) else {"error": str(outcome)}
+
+    def _note(self, checked: CheckedCall, result: dict[str, Any]) -> None:
+        name = checked.call.name
+        self.events.append(ToolEvent(name, not result.get("error") and result.get("success") is not False))
+        if checked.problem_kind == "invalid_tool":
+            self.refused_names[name] += 1
+        content = msgspec.json.encode(self._redactor.value(clean(result))).decode()
+        self.messages.append(Message(role="tool", content=content, tool_call_id=checked.call.id, name=name))

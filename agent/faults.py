@@ -1,0 +1,63 @@
+"""The one place that catches everything: code that is not ours, or a fault of our own, becomes data."""
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from agent.errors import RunStopped
+from tools.errors import RowFailed, ToolError, UsageProblem
+
+T = TypeVar("T")
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """An exception as values that can be written and sent."""
+
+    kind: str
+    message: str
+    trace: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+
+class Done(Struct, Generic[T], frozen=True):
+    """What came back without an exception."""
+
+    value: T
+
+
+async def guarded(call: Awaitable[T]) -> Done[T] | Fault:
+    """Awaits tools, checkers, hooks and whole rollouts, so that none of them can take its neighbours down.
+
+    What already has a meaning of its own (a row's end, the run's stop, an answer to the model, the user's
+    mistake, cancelling, a time limit) passes through.
+    """
+    try:
+        return Done(await call)
+    except (RowFailed, RunStopped, ToolError, UsageProblem, asyncio.CancelledError, TimeoutError):
+        raise
+    except Exception as error:  # noqa: BLE001 - anything a plug-in, a tool or we ourselves did wrong ends as data
+        return fault_of(error)
+
+
+def attempted(call: Callable[[], T]) -> Done[T] | Fault:
+    """As `guarded`, for what is no coroutine."""
+    try:
+        return Done(call())
+    except (RowFailed, RunStopped, ToolError, UsageProblem, TimeoutError):
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        return fault_of(error)
+
+
+def fault_of(error: BaseException) -> Fault:
+    """An exception's name, text and traceback; one whose text cannot be made is survived."""
+    try:
+        message = str(error)
+    except Exception as broken:  # noqa: BLE001 - a foreign __str__ may do anything
+        message = f"(its text cannot be made: {type(broken).__name__})"
+    return Fault(kind=type(error).__name__, message=message, trace="".join(traceback.format_tb(error.__traceback__)))

@@ -1,0 +1,471 @@
+"""The one gate of a run: every request of every worker asks here for leave, and tells here how it ended.
+
+Policy only: no request is sent from here. One event loop, one instance, in the parent; time is that loop's.
+
+Where a request may go is a `_Slot`: one target with one of its keys. A slot is open, cooling down (429), closed (its
+endpoint is unreachable or its key condemned after it had worked: one probe at a time finds out) or dead. Requests go to
+the first target that has a slot neither cooling, closed nor dead; they wait only when no target has one. The run stops
+when every slot is hopeless. Verdicts on requests that were sent before a slot's last change do not change it again:
+a burst of equal answers counts once.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from agent.errors import RunStopped
+from agent.models.base import Lease, Verdict
+from agent.types import NO_SPEND, Spend
+
+COOL_DOWN_FIRST = 1.0  # seconds after a 429 that names no time, doubled by each further one
+COOL_DOWN_LONGEST = 60.0
+CONFIRM_AFTER = 10.0  # seconds until a key that had worked is tried once more
+START_WAIT = 4.0  # seconds that an endpoint which never answered is tried: with the rest of a start below 5
+PROBE_LONGEST = 10.0  # seconds between two probes of an unreachable endpoint, from 0.5 doubling
+ROW_FAULTS = 20  # rows in a row that end by an endpoint's refusal
+MINUTE = 60.0
+
+
+class _Closure(Struct):
+    """Why a slot is closed, and when it is tried again."""
+
+    verdict: Verdict
+    reached_before: bool
+    probe_at: float
+    give_up_at: float
+    pause: float
+    probe: int = 0  # the lease that probes, 0 for none
+
+
+class _Slot:
+    """A target with one of its keys. `changed` is the number of the first lease given after its last change."""
+
+    def __init__(self, target: int, key: int, limit: int) -> None:
+        self.target = target
+        self.key = key
+        self.limit = limit
+        self.in_flight = 0
+        self.good = 0  # answers since the limit last moved
+        self.changed = 0
+        self.cooling_until = 0.0
+        self.pause = 0.0
+        self.dry_since: float | None = None  # the first 429 since the last success
+        self.answered = False
+        self.worked = False
+        self.closure: _Closure | None = None
+        self.dead: Verdict | None = None
+
+    def may_send(self, now: float) -> bool:
+        """Whether a request may go here now."""
+        return self.is_open(now) and (self.in_flight < self.limit or self._wants_probe(now))
+
+    def is_open(self, now: float) -> bool:
+        """Whether requests belong here, be it that they must wait for a free place."""
+        if self.dead is not None or self.cooling_until > now:
+            return False
+        return self.closure is None or self._wants_probe(now)
+
+    def opens_at(self) -> float | None:
+        """When time alone makes this slot usable; None if it does not."""
+        if self.dead is not None or (self.closure is not None and self.closure.probe):
+            return None
+        return max(self.cooling_until, self.closure.probe_at if self.closure else 0.0)
+
+    def is_hopeless(self, rate_limit_wait: float) -> bool:
+        """Dead, or its next chance lies past what may be waited for one success."""
+        dry = self.dry_since is not None and self.cooling_until - self.dry_since > rate_limit_wait
+        return dry or self.dead is not None
+
+    def _wants_probe(self, now: float) -> bool:
+        return self.closure is not None and not self.closure.probe and self.closure.probe_at <= now
+
+
+class _Flight(Struct):
+    """A request under way; `entry` is its place in the minute's account."""
+
+    slot: _Slot
+    sent_at: float
+    entry: "_Entry"
+
+
+class _Entry(Struct, eq=False):
+    """What one request counts against a limit per minute, for as long as it is `counted`."""
+
+    at: float
+    tokens: int
+    counted: bool = False
+
+
+class _Minute:
+    """Requests and tokens of the last 60 seconds. Nothing is ever above a limit within any 60 seconds, but for one
+    request that alone counts more tokens than `tpm`, and for what estimates were short of."""
+
+    def __init__(self, rpm: int | None, tpm: int | None) -> None:
+        self._rpm = rpm
+        self._tpm = tpm
+        self._entries: deque[_Entry] = deque()
+        self._tokens = 0
+
+    def free_at(self, now: float, tokens: int) -> float:
+        """When a request of so many tokens may go: `now` or later."""
+        while self._entries and self._entries[0].at <= now - MINUTE:
+            self._forget(self._entries.popleft())
+        if not self._entries:
+            return now
+        return max(now, self._requests_free_at(now), self._tokens_free_at(now, tokens))
+
+    def add(self, now: float, tokens: int) -> _Entry:
+        """Counts a request, for now with an estimate of its tokens."""
+        entry = _Entry(now, tokens, counted=self._rpm is not None or self._tpm is not None)
+        if entry.counted:
+            self._entries.append(entry)
+            self._tokens += tokens
+        return entry
+
+    def correct(self, entry: _Entry, tokens: int) -> None:
+        """The tokens that a request really had."""
+        if entry.counted:
+            self._tokens += tokens - entry.tokens
+            entry.tokens = tokens
+
+    def _forget(self, entry: _Entry) -> None:
+        self._tokens -= entry.tokens
+        entry.counted = False
+
+    def _requests_free_at(self, now: float) -> float:
+        if self._rpm is None or len(self._entries) < self._rpm:
+            return now
+        return self._entries[len(self._entries) - self._rpm].at + MINUTE
+
+    def _tokens_free_at(self, now: float, tokens: int) -> float:
+        if self._tpm is None:
+            return now
+        over = self._tokens + tokens - self._tpm
+        for entry in self._entries:
+            if over <= 0:
+                break
+            over -= entry.tokens
+            now = entry.at + MINUTE
+        return now
+
+
+class _Budget:
+    """What the whole run may spend, over all its invocations."""
+
+    def __init__(self, max_cost: float | None, max_total_tokens: int | None, spent: Spend, ended_rows: int) -> None:
+        self._max_cost = max_cost
+        self._max_total_tokens = max_total_tokens
+        self.spent = spent
+        self._ended = spent if ended_rows else NO_SPEND
+        self._ended_rows = ended_rows
+
+    def reached(self) -> bool:
+        """Whether no further call may be made."""
+        return self._is_above(self.spent.cost_usd, self.spent.usage.total_tokens)
+
+    def row_ended(self, spend: Spend) -> None:
+        """Counts towards the mean cost of a row."""
+        self._ended += spend
+        self._ended_rows += 1
+
+    def has_room(self, running: int) -> bool:
+        """Whether one more row may start beside those running, each taken to cost the mean of those ended."""
+        ahead = running / self._ended_rows if self._ended_rows else 0.0
+        return not self._is_above(
+            self.spent.cost_usd + self._ended.cost_usd * ahead,
+            self.spent.usage.total_tokens + self._ended.usage.total_tokens * ahead,
+        )
+
+    def _is_above(self, cost: float, tokens: float) -> bool:
+        too_dear = self._max_cost is not None and cost >= self._max_cost
+        return too_dear or (self._max_total_tokens is not None and tokens >= self._max_total_tokens)
+
+
+class _Waiter(Struct, eq=False):
+    tokens: int
+    future: "asyncio.Future[Lease]"
+
+
+class RunGate:
+    """Fulfils `Gate`, first come first served. `targets`: the number of keys of the model, then of each fallback."""
+
+    def __init__(  # noqa: PLR0913 - a limit each, by name
+        self,
+        targets: Sequence[int] = (1,),
+        concurrency: int = 16,
+        *,
+        rpm: int | None = None,
+        tpm: int | None = None,
+        max_cost: float | None = None,
+        max_total_tokens: int | None = None,
+        rate_limit_wait: float = 900.0,
+        endpoint_wait: float = 300.0,
+        spent: Spend = NO_SPEND,
+        ended_rows: int = 0,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._slots = [_Slot(target, key, concurrency) for target, keys in enumerate(targets) for key in range(keys)]
+        self._concurrency = concurrency
+        self._minute = _Minute(rpm, tpm)
+        self._budget = _Budget(max_cost, max_total_tokens, spent, ended_rows)
+        self._rate_limit_wait = rate_limit_wait
+        self._endpoint_wait = endpoint_wait
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._waiters: deque[_Waiter] = deque()
+        self._flights: dict[int, _Flight] = {}
+        self._next_id = 1
+        self._timer: asyncio.TimerHandle | None = None
+        self._row_faults = 0
+        self._stopped: RunStopped | None = None
+
+    # What others may see
+
+    @property
+    def spent(self) -> Spend:
+        """All requests of all invocations, failed ones too."""
+        return self._budget.spent
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way."""
+        return len(self._flights)
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be under way at once, as things stand."""
+        usable = sum(slot.limit for slot in self._slots if slot.dead is None)
+        return min(self._concurrency, usable)
+
+    @property
+    def cooling_until(self) -> float | None:
+        """When requests go on, in the loop's time; None if nothing holds all of them up."""
+        now = asyncio.get_running_loop().time()
+        if any(slot.is_open(now) for slot in self._slots):
+            return None
+        times = [at for slot in self._slots if (at := slot.opens_at()) is not None]
+        return min(times, default=now)
+
+    @property
+    def stopped(self) -> RunStopped | None:
+        """Why no further request is let go; None while they are."""
+        return self._stopped
+
+    # Requests
+
+    async def acquire(self, tokens: int) -> Lease:
+        """See `Gate`."""
+        self._raise_if_stopped()
+        waiter = _Waiter(tokens, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        self._let_go()
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            self._withdraw(waiter)
+            raise
+
+    def release(self, lease: Lease, verdict: Verdict) -> None:
+        """See `Gate`. A lease that is not out (any more) changes nothing."""
+        flight = self._flights.pop(lease.id, None)
+        if flight is None:
+            return
+        flight.slot.in_flight -= 1
+        if tokens := verdict.tokens or verdict.spend.usage.total_tokens:
+            self._minute.correct(flight.entry, tokens)
+        self._budget.spent += verdict.spend
+        self._judge(lease, flight, verdict)
+        if self._budget.reached():
+            self.stop("budget", "the budget is spent")
+        self._let_go()
+
+    def stop(self, reason: str, message: str) -> None:
+        """No further request is let go; all that wait raise RunStopped. The first reason stays."""
+        if self._stopped is None:
+            self._stopped = RunStopped(reason, message)
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(RunStopped(self._stopped.reason, self._stopped.message))
+        self._set_timer(None)
+
+    # Rows
+
+    def may_start_row(self, running: int) -> bool:
+        """Whether the budget has room for one more row beside those running."""
+        return self._stopped is None and not self._budget.reached() and self._budget.has_room(running)
+
+    def row_ended(self, spend: Spend, completed: bool, row_fault: bool) -> None:
+        """Counts a row. `row_fault`: a refusal of the endpoint ended it that may concern this row alone."""
+        self._budget.row_ended(spend)
+        if completed:
+            self._row_faults = 0
+        elif row_fault:
+            self._row_faults += 1
+            if self._row_faults >= ROW_FAULTS:
+                self.stop("row_faults", f"the endpoint refused {ROW_FAULTS} rows in a row")
+
+    # Letting go
+
+    def _let_go(self) -> None:
+        """Gives leases, in order, to as many as may go now, and sets the timer for the next."""
+        now = asyncio.get_running_loop().time()
+        if self._budget.reached():
+            self.stop("budget", "the budget is spent")
+        while self._waiters and self._stopped is None:
+            waiter = self._waiters[0]
+            if waiter.future.done():
+                self._waiters.popleft()
+                continue
+            slot = self._slot(now)
+            free_at = self._minute.free_at(now, waiter.tokens)
+            if slot is None or free_at > now:
+                self._set_timer(free_at if slot else self._next_opening(now))
+                return
+            self._waiters.popleft()
+            waiter.future.set_result(self._lease(slot, waiter.tokens, now))
+        self._set_timer(None)
+
+    def _slot(self, now: float) -> _Slot | None:
+        """Where a request may go now: the first target with an open slot, even if that has no free place."""
+        if len(self._flights) >= self._concurrency:
+            return None
+        target = next((slot.target for slot in self._slots if slot.is_open(now)), None)
+        return next((slot for slot in self._slots if slot.target == target and slot.may_send(now)), None)
+
+    def _next_opening(self, now: float) -> float | None:
+        times = (slot.opens_at() for slot in self._slots)
+        return min((at for at in times if at is not None and at > now), default=None)
+
+    def _lease(self, slot: _Slot, tokens: int, now: float) -> Lease:
+        lease = Lease(id=self._next_id, target=slot.target, key=slot.key)
+        self._next_id += 1
+        slot.in_flight += 1
+        if slot.closure is not None:
+            slot.closure.probe = lease.id
+        self._flights[lease.id] = _Flight(slot, now, self._minute.add(now, tokens))
+        return lease
+
+    def _set_timer(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self._let_go)
+
+    def _withdraw(self, waiter: _Waiter) -> None:
+        """A cancelled waiter leaves nothing behind, not even a lease that it was given in the same moment."""
+        if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+            self.release(waiter.future.result(), Verdict(kind="abandoned"))
+        elif waiter in self._waiters:
+            self._waiters.remove(waiter)
+            self._let_go()
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped is not None:
+            raise RunStopped(self._stopped.reason, self._stopped.message)
+
+    # Judging
+
+    def _judge(self, lease: Lease, flight: _Flight, verdict: Verdict) -> None:
+        slot = flight.slot
+        closure = slot.closure
+        probing = closure is not None and closure.probe == lease.id
+        if closure is not None and probing:
+            closure.probe = 0
+        if slot.dead is not None or verdict.kind == "abandoned":
+            return
+        current = probing or lease.id >= slot.changed
+        now = asyncio.get_running_loop().time()
+        match verdict.kind:
+            case "condemned":
+                self._answered(slot, reopen=probing and _is_lost(slot))
+                if current:
+                    self._condemn(slot, verdict, now)
+            case "unreachable":
+                if current:
+                    self._lose(slot, flight, verdict, now)
+            case "rate_limited":
+                self._answered(slot, reopen=probing)
+                self._cool_down(slot, verdict, now, current)
+            case "ok":
+                self._answered(slot, reopen=probing or _is_lost(slot))
+                self._praise(slot, current)
+            case _:
+                self._answered(slot, reopen=probing)
+        self._stop_if_hopeless()
+
+    def _answered(self, slot: _Slot, *, reopen: bool) -> None:
+        """The endpoint is there; that holds for all its keys."""
+        for other in self._slots:
+            if other.target == slot.target:
+                other.answered = True
+                if reopen and _is_lost(other):
+                    self._change(other, None)
+        if reopen and slot.closure is not None:
+            self._change(slot, None)
+
+    def _condemn(self, slot: _Slot, verdict: Verdict, now: float) -> None:
+        if slot.closure is None and slot.worked:
+            at = now + CONFIRM_AFTER
+            self._change(slot, _Closure(verdict, True, probe_at=at, give_up_at=at, pause=CONFIRM_AFTER))
+        else:
+            slot.dead = verdict
+
+    def _lose(self, slot: _Slot, flight: _Flight, verdict: Verdict, now: float) -> None:
+        """No connection: the whole target closes until a probe gets through or its time is up."""
+        closure = slot.closure
+        if closure is None:
+            wait = self._endpoint_wait if slot.answered else START_WAIT
+            since = now if slot.answered else flight.sent_at
+            closure = _Closure(verdict, slot.answered, probe_at=now, give_up_at=since + wait, pause=0.25)
+        closed = [other for other in self._slots if other.target == slot.target and other.dead is None]
+        if now >= closure.give_up_at:
+            for other in closed:
+                other.dead = verdict
+            return
+        closure.pause = min(PROBE_LONGEST, closure.pause * 2)
+        closure.probe_at = min(now + closure.pause, closure.give_up_at)
+        for other in closed:
+            self._change(other, closure)
+
+    def _cool_down(self, slot: _Slot, verdict: Verdict, now: float, current: bool) -> None:
+        if slot.dry_since is None:
+            slot.dry_since = now
+        if current:
+            slot.limit = max(1, slot.limit // 2)
+            slot.pause = min(COOL_DOWN_LONGEST, max(COOL_DOWN_FIRST, slot.pause * 2))
+            slot.changed = self._next_id
+            slot.good = 0
+        if verdict.retry_after is not None:
+            slot.cooling_until = max(slot.cooling_until, now + verdict.retry_after)
+        elif current:
+            slot.cooling_until = max(slot.cooling_until, now + slot.pause * self._rng.uniform(0.75, 1.0))
+
+    def _praise(self, slot: _Slot, current: bool) -> None:
+        slot.worked = True
+        slot.dry_since = None
+        if not current:
+            return
+        slot.pause = 0.0
+        slot.good += 1
+        if slot.good >= slot.limit and slot.limit < self._concurrency:
+            slot.limit += 1
+            slot.good = 0
+
+    def _change(self, slot: _Slot, closure: _Closure | None) -> None:
+        slot.closure = closure
+        slot.changed = self._next_id
+
+    def _stop_if_hopeless(self) -> None:
+        if self._stopped is not None or not all(slot.is_hopeless(self._rate_limit_wait) for slot in self._slots):
+            return
+        first = self._slots[0].dead
+        if first is None:
+            self.stop("quota", f"rate limits leave no request through within {self._rate_limit_wait:g} s")
+        else:
+            self.stop(first.reason or first.kind, first.message)
+
+
+def _is_lost(slot: _Slot) -> bool:
+    return slot.closure is not None and slot.closure.verdict.kind == "unreachable"

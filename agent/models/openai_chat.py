@@ -1,0 +1,225 @@
+"""Any OpenAI-compatible endpoint, through openai's own client.
+
+Bodies are built and read here (see `wire` and `replies`): the client's models would cost two thirds of a call's CPU
+and raise unnamed errors over malformed replies. The client's `post` does the rest.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+import aiohttp
+import httpx2
+import openai
+from msgspec.structs import replace
+
+from agent import pricing
+from agent.clock import RowClock
+from agent.errors import ModelError, RunStopped
+from agent.models.base import Gate, Lease, ModelRequest, Verdict
+from agent.models.calling import Caller
+from agent.models.failures import http_failure, request_timed_out, transient, unreachable
+from agent.models.options import RequestOptions
+from agent.models.providers import Target, split_keys
+from agent.models.replies import parse_reply
+from agent.models.wire import TRIM_LEVELS, request_body
+from agent.types import NO_SPEND, Reply, Spend, Usage
+from tools.errors import UsageProblem
+
+FIRST_CONNECT_TIMEOUT = 4.0  # seconds, until the endpoint has answered once: a wrong address must show within 5
+CONNECT_TIMEOUT = 15.0
+IDLE_CONNECTION = 15.0  # seconds that a connection is kept; many servers close theirs after more
+CHARACTERS_PER_TOKEN = 4
+
+
+class OpenAIChat:
+    """The model of `targets[0]`, and the others in its place where the gate says so."""
+
+    def __init__(
+        self, targets: Sequence[Target], keys: Sequence[Sequence[str]], options: RequestOptions, gate: Gate
+    ) -> None:
+        """`keys`: for each target its keys; none for an endpoint that needs none."""
+        self.name = targets[0].model
+        self._targets = targets
+        self._options = options
+        self._connections = [
+            _Connection(target.base_url, own, options.request_timeout)
+            for target, own in zip(targets, keys, strict=True)
+        ]
+        self._caller = Caller(gate, options.request_retries)
+        self._trim: WeakKeyDictionary[RowClock, int] = WeakKeyDictionary()
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """See `Model`. A context that overflows is one request and the end, unless `trim_context`."""
+        spent = NO_SPEND
+        while True:
+            trim = self._trim.get(request.clock, 0)
+            try:
+                reply = await self._call(request, trim)
+            except RunStopped as stopped:
+                raise RunStopped(stopped.reason, stopped.message, spent + stopped.spend) from stopped
+            except ModelError as error:
+                error.spend = spent = spent + error.spend
+                if error.reason != "context_exceeded" or not self._options.trim_context or trim == len(TRIM_LEVELS):
+                    raise
+                self._trim[request.clock] = trim + 1
+            else:
+                return replace(reply, spend=spent + reply.spend, context_trimmed=trim > 0)
+
+    async def close(self) -> None:
+        """Connections end."""
+        for connection in self._connections:
+            await connection.close()
+
+    async def _call(self, request: ModelRequest, trim: int) -> Reply:
+        bodies: dict[int, bytes] = {}
+
+        def body(target: int) -> bytes:
+            if target not in bodies:
+                bodies[target] = request_body(request, self._targets[target], self._options, trim)
+            return bodies[target]
+
+        async def send(lease: Lease) -> tuple[Reply, Verdict]:
+            sent = body(lease.target)
+            target = self._targets[lease.target]
+            answer = await self._connections[lease.target].post(sent, lease.key)
+            reply = parse_reply(answer, lambda usage: self._price(target.model, usage))
+            reply = replace(reply, model=reply.model or target.model)
+            return reply, self._verdict(reply, target.model, len(sent))
+
+        return await self._caller.call(request, len(body(0)) // CHARACTERS_PER_TOKEN, send)
+
+    def _price(self, model: str, usage: Usage) -> float:
+        return pricing.cost(usage, model, self._options.price_in, self._options.price_out) or 0.0
+
+    def _verdict(self, reply: Reply, model: str, sent: int) -> Verdict:
+        """What the gate counts: where the endpoint reports no usage, an estimate."""
+        spend = reply.spend
+        if not spend.usage.total_tokens:
+            usage = _estimate(reply, sent)
+            spend = Spend(requests=1, usage=usage, cost_usd=spend.cost_usd or self._price(model, usage))
+        return Verdict(kind="ok", spend=spend, tokens=spend.usage.total_tokens)
+
+
+def open_chat(targets: Sequence[Target], options: RequestOptions, gate: Gate) -> OpenAIChat:
+    """The model, its keys read from this process's environment. Raises UsageProblem where one is missing."""
+    return OpenAIChat(targets, [_keys(target) for target in targets], options, gate)
+
+
+def _keys(target: Target) -> list[str]:
+    keys = split_keys(os.environ.get(target.key_variable, "")) if target.key_variable else []
+    if target.key_variable and not keys:
+        raise UsageProblem(f"provider {target.provider}: {target.key_variable} is not set")
+    return keys
+
+
+def _estimate(reply: Reply, sent: int) -> Usage:
+    said = len(reply.content) + len(reply.reasoning)
+    said += sum(len(call.name) + len(str(call.arguments)) for call in reply.tool_calls)
+    tokens_in, tokens_out = sent // CHARACTERS_PER_TOKEN, said // CHARACTERS_PER_TOKEN
+    return Usage(input_tokens=tokens_in, output_tokens=tokens_out, total_tokens=tokens_in + tokens_out)
+
+
+class _Connection:
+    """One endpoint. Every answer that is no 2xx, and every answer that does not come, is a CallFailed."""
+
+    def __init__(self, base_url: str, keys: Sequence[str], timeout: float) -> None:
+        self._timeout = timeout
+        self._client = openai.AsyncOpenAI(
+            base_url=base_url,
+            api_key="unused",  # each request brings its own
+            max_retries=0,
+            timeout=None,
+            http_client=httpx2.AsyncClient(
+                transport=_Transport(),
+                timeout=None,
+                follow_redirects=True,
+                headers={"Accept-Encoding": "gzip, deflate"},
+            ),
+        )
+        self._headers = [_authorization(key) for key in keys] or [_authorization(None)]
+        if urlsplit(base_url).username is not None:  # the address has its own authorization
+            self._headers = [_authorization(None)] * len(self._headers)
+
+    async def post(self, body: bytes, key: int) -> bytes:
+        """The body of the answer, whole, within the request's time."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = await self._client.post(
+                    "/chat/completions",
+                    content=body,
+                    cast_to=httpx2.Response,
+                    options={"headers": self._headers[key % len(self._headers)]},
+                )
+        except TimeoutError as late:
+            if isinstance(late, aiohttp.ConnectionTimeoutError):
+                raise unreachable(f"no connection: {late}") from late
+            raise request_timed_out(self._timeout) from late
+        except openai.APIStatusError as refused:
+            answer = refused.response
+            raise http_failure(answer.status_code, answer.headers, answer.content, time.time()) from refused
+        except aiohttp.ClientConnectorError as lost:
+            raise unreachable(f"no connection: {lost}") from lost
+        except (aiohttp.ClientError, httpx2.HTTPError, openai.APIConnectionError, OSError) as lost:
+            raise transient("connection_lost", f"{type(lost).__name__}: {lost}") from lost
+        return answer.content
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class _Transport(httpx2.AsyncBaseTransport):
+    """aiohttp beneath openai's client: half the CPU of its default. Unlike the one that openai ships, it keeps TCP
+    connections alive, has no limit of connections, and lets aiohttp's errors through, which tell a connection that was
+    lost from one that never was."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+        self._answered = False
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        timeout = aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT if self._answered else FIRST_CONNECT_TIMEOUT)
+        async with self._open().request(
+            request.method,
+            str(request.url),
+            headers=request.headers,
+            data=request.content,
+            allow_redirects=False,
+            timeout=timeout,
+        ) as answer:
+            self._answered = True
+            body = await answer.read()
+            headers = [(name, value) for name, value in answer.raw_headers if name.lower() != b"content-encoding"]
+        return httpx2.Response(answer.status, headers=headers, content=body, request=request)
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=IDLE_CONNECTION, socket_factory=_keep_alive_socket
+            )
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=True)
+        return self._session
+
+
+def _keep_alive_socket(address: Any) -> socket.socket:
+    """A connection on which a peer that has gone shows within some 2 minutes, not never."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPALIVE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
+
+
+def _authorization(key: str | None) -> dict[str, Any]:
+    return {"Authorization": openai.Omit() if key is None else f"Bearer {key}"}

@@ -1,0 +1,231 @@
+"""One prompt, start to end: sample its toolsets, open its sandbox, set it up, converse, check, close: a row."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from agent.checkers import Judgement, Plugin, judge
+from agent.clock import RowClock
+from agent.conversation import Conversation, ConversationOptions, End
+from agent.errors import RunStopped
+from agent.faults import Done, Fault, guarded
+from agent.models.base import Model
+from agent.outcome import Outcome, RolloutPolicy, row_of
+from agent.prompt import Prompt, Try
+from agent.row import Row, RowEnvironment
+from agent.task_object import task_object
+from agent.text import Redactor
+from agent.types import Message
+from tools.base import Tool, ToolContext
+from tools.environments.base import Backend, Environment, EnvironmentSpec, Owner
+from tools.errors import RowFailed, SetupFailed, SetupTimeout, ToolError
+from tools.toolsets import resolve_names, resolve_toolsets, select_tools
+from toolset_distributions import row_rng, sample_toolsets
+
+CLEAN_UP = 60.0  # seconds that a sandbox may outlive its row's deadline before anybody may remove it
+
+
+class Surroundings(Struct, frozen=True, kw_only=True):
+    """What all rollouts of a process share."""
+
+    model: Model
+    backend: Backend
+    owner: Owner
+    redactor: Redactor
+    checker: Plugin | None = None
+    stopping: Callable[[], str]  # "" or why the run stops
+
+
+def offered_tools(prompt: Prompt, policy: RolloutPolicy, row_key: str) -> tuple[Tool, ...]:
+    """Those that are to be had here, by name. A row's own tools beat the run's explicit set and what the run disables;
+    that set beats the distribution, which is sampled by (seed, row_key) alone."""
+    if prompt.tools:
+        return select_tools(resolve_names(prompt.tools))
+    toolsets = policy.enabled_toolsets or sample_toolsets(policy.distribution, row_rng(policy.seed, row_key))
+    return select_tools(resolve_toolsets(toolsets), policy.disabled_toolsets)
+
+
+class Rollout:
+    """One try. `run` always gives a row; `stop` and `abandon` make it do so early."""
+
+    def __init__(self, prompt: Prompt, which: Try, policy: RolloutPolicy, around: Surroundings) -> None:
+        self.prompt = prompt
+        self.which = which
+        self.policy = policy
+        self.around = around
+        self.tools = offered_tools(prompt, policy, which.row_key)
+        self.clock = RowClock(prompt.timeout_seconds or policy.timeout)
+        self._began = time.monotonic()
+        self._conversation: Conversation | None = None
+        self._end: End | None = None
+        self._environment = RowEnvironment()
+        self._judgement: Judgement | None = None
+        self._stop_reason = ""
+        self._abandoned = asyncio.get_running_loop().create_future()
+        self._work: asyncio.Task[End] | None = None
+
+    # --- from outside
+
+    def stop(self, reason: str) -> None:
+        """Cuts the row off: it ends as `stopped`."""
+        self._stop_reason = self._stop_reason or reason
+        if self._work is not None:
+            self._work.cancel()
+
+    def abandon(self) -> None:
+        """Gives the row as it stands; whatever still hangs in it is left behind."""
+        if not self._abandoned.done():
+            self._abandoned.set_result(None)
+
+    async def run(self) -> Row:
+        """The row of this try. Raises nothing but CancelledError."""
+        self._work = asyncio.create_task(self._guarded())
+        await asyncio.wait({self._work, self._abandoned}, return_when=asyncio.FIRST_COMPLETED)
+        end = self._work.result() if self._work.done() and not self._work.cancelled() else self._cut_off()
+        return self.row(end)
+
+    # --- start to end
+
+    async def _guarded(self) -> End:
+        try:
+            outcome = await guarded(self._in_time())
+        except RowFailed as failed:
+            return self._failed(failed)
+        except RunStopped as stop:
+            return End(status="stopped", reason=stop.reason, error=stop.message, retryable=True)
+        except TimeoutError:
+            return self._out_of_time()
+        except asyncio.CancelledError:
+            return self._cut_off()
+        return outcome.value if isinstance(outcome, Done) else self._fault(outcome)
+
+    async def _in_time(self) -> End:
+        async with self.clock.timeout:
+            await self._image_ready()
+            async with self.around.backend.open(self._environment_spec()) as environment:
+                self._environment = RowEnvironment(backend=environment.backend, image=environment.image)
+                await self._set_up(environment)
+                conversation = self._open_conversation(environment)
+                self._end = await conversation.run()
+                await self._check(self._end, environment)
+                return self._end
+
+    async def _image_ready(self) -> None:
+        image = self.prompt.image or self.policy.image
+        if image and self.around.backend.takes_images:
+            await self.around.backend.prepare(image)
+
+    def _environment_spec(self) -> EnvironmentSpec:
+        policy, prompt = self.policy, self.prompt
+        return EnvironmentSpec(
+            task_id=f"{self.which.task_id}.{self.which.sample_index}",
+            owner=self.around.owner,
+            deadline=time.time() + self.clock.remaining() + CLEAN_UP,
+            image=prompt.image or policy.image,
+            cwd=prompt.cwd or policy.cwd,
+            limits=policy.limits,
+            volumes=policy.volumes,
+            variables={**policy.variables, **prompt.variables},
+            command_timeout=policy.command_timeout,
+        )
+
+    async def _set_up(self, environment: Environment) -> None:
+        try:
+            for path, data in self.prompt.files.items():
+                await environment.write(path, data)
+            if not self.prompt.setup:
+                return
+            result = await environment.run(self.prompt.setup, timeout=self.clock.remaining())
+        except ToolError as error:
+            raise SetupFailed(f"the row's files cannot be placed: {error}") from error
+        if result.timed_out:
+            raise SetupTimeout("the row's setup command took longer than the row had")
+        if result.exit_code != 0:
+            raise SetupFailed(f"the row's setup command ended with {result.exit_code}: {result.output[-500:]}")
+
+    def _open_conversation(self, environment: Environment) -> Conversation:
+        self._conversation = Conversation(
+            self.around.model,
+            self.tools,
+            ToolContext(environment, self.policy.command_timeout),
+            [*self.prompt.context, Message(role="user", content=self.prompt.text)],
+            self._conversation_options(),
+            clock=self.clock,
+            redactor=self.around.redactor,
+            stopping=lambda: self._stop_reason or self.around.stopping(),
+        )
+        return self._conversation
+
+    def _conversation_options(self) -> ConversationOptions:
+        policy, prompt, which = self.policy, self.prompt, self.which
+        return ConversationOptions(
+            max_turns=prompt.max_turns or policy.max_turns,
+            system_text=prompt.system_text,
+            ephemeral_system_prompt=policy.ephemeral_system_prompt,
+            prefill=policy.prefill,
+            response_format=prompt.response_format,
+            parse_text_tool_calls=policy.parse_text_tool_calls,
+            seed=policy.seed + which.sample_index if policy.send_seed else None,
+            task_id=which.task_id,
+            row_key=which.row_key,
+            sample_index=which.sample_index,
+        )
+
+    async def _check(self, end: End, environment: Environment) -> None:
+        if self.around.checker is None or end.status in ("failed", "stopped"):
+            return
+        try:
+            self._judgement = await judge(self.around.checker, task_object(self.row(end)), environment)
+        except TimeoutError:
+            self._judgement = Judgement(success=False, reason="the checker ran out of time")
+        except asyncio.CancelledError:
+            self._judgement = Judgement(success=False, reason="the checker was cut off by the row's time")
+            raise
+
+    def row(self, end: End) -> Row:
+        """Everything that this try left behind, as it stands."""
+        return row_of(
+            Outcome(
+                prompt=self.prompt,
+                which=self.which,
+                policy=self.policy,
+                tools=self.tools,
+                redactor=self.around.redactor,
+                model=self.around.model.name,
+                conversation=self._conversation,
+                environment=self._environment,
+                judgement=self._judgement,
+                seconds=time.monotonic() - self._began,
+            ),
+            end,
+        )
+
+    # --- ends that come from outside the conversation
+
+    def _cut_off(self) -> End:
+        if self._stop_reason:
+            return End(status="stopped", reason=self._stop_reason, retryable=True)
+        return self._out_of_time()
+
+    def _out_of_time(self) -> End:
+        if self._end is not None:  # only the checker or the clean-up was too slow
+            return self._end
+        if self._conversation is None:
+            return self._failed(SetupTimeout("making the sandbox ready took longer than the row had"))
+        return End(status="timeout", reason="timeout", error="the row's time ran out", retryable=True)
+
+    def _failed(self, failed: RowFailed) -> End:
+        return End(
+            status="failed",
+            reason=failed.error_class,
+            error=str(failed),
+            error_class=failed.error_class,
+            retryable=failed.retryable,
+        )
+
+    def _fault(self, fault: Fault) -> End:
+        return End(
+            status="failed", reason="internal", error=f"{fault}\n{fault.trace}", error_class="internal", retryable=True
+        )

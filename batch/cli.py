@@ -1,0 +1,124 @@
+"""What the command line prints about itself: help, version, the listings, the README's table of settings."""
+
+import asyncio
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+from batch.options import Option
+from batch.settings import CONFIG, Action, run_options
+
+PROGRAM = "batch-runner"
+USAGE = f"usage: {PROGRAM} --dataset_file FILE --run_name NAME --model MODEL [--SETTING VALUE ...]"
+NOTES = """\
+Names may be written with dashes. Lists are separated by commas. Every setting may also stand in the --config file
+(setting: value) or in the environment (BATCH_RUNNER_SETTING).
+Exit codes: 0 every row has an end and none failed; 1 some rows failed; 2 a mistake in what was asked for, nothing
+spent; 3 stopped early (budget, endpoint, disk); 130/143 interrupted; 70 a fault of the program."""
+ACTIONS: dict[Action, str] = {
+    "help": "this text",
+    "version": "the program's version",
+    "list_distributions": "toolset distributions, with their percentages",
+    "list_toolsets": "toolsets and their tools",
+    "list_backends": "sandbox backends: ready here or not, and why",
+    "list_providers": "model providers: endpoint, key variables",
+}
+WIDTH = 115
+
+
+def help_text() -> str:
+    """All flags by group, with the defaults of the definition."""
+    options = [*run_options(), CONFIG]
+    groups = dict.fromkeys(option.group for option in options)
+    parts = [USAGE]
+    parts += [f"{group}:\n" + "\n".join(_entry(each) for each in options if each.group == group) for group in groups]
+    parts.append("Instead of a run:\n" + "\n".join(_columns(f"--{name}", text) for name, text in ACTIONS.items()))
+    return "\n\n".join([*parts, NOTES]) + "\n"
+
+
+def _entry(option: Option) -> str:
+    also = ", ".join(f"--{alias}" for alias in option.aliases)
+    return _columns(f"--{option.name}", _meaning(option) + (f"; also {also}" if also else "") + f" [{option.shown}]")
+
+
+def _meaning(option: Option) -> str:
+    return option.meaning + (f": {option.choices}" if option.choices else "")
+
+
+def _columns(left: str, right: str) -> str:
+    indent = " " * 28
+    lines = textwrap.wrap(right, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return f"  {left:<25} {lines[0].strip()}" + "".join(f"\n{line}" for line in lines[1:])
+
+
+def settings_table_markdown() -> str:
+    """The README's table: setting, other names, default, meaning."""
+    lines = ["| setting | also | default | meaning |", "|---|---|---|---|"]
+    for option in [*run_options(), CONFIG]:
+        also = ", ".join(f"`{alias}`" for alias in option.aliases)
+        lines.append(f"| `{option.name}` | {also} | {option.shown} | {_meaning(option)} |")
+    return "\n".join(lines) + "\n"
+
+
+def version_text() -> str:
+    """The program's name and version."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - 30 ms that a run need not pay
+
+    try:
+        return f"{PROGRAM} {version('batch-runner')}"
+    except PackageNotFoundError:
+        return f"{PROGRAM} (not installed)"
+
+
+def show(action: Action, environ: Mapping[str, str]) -> None:
+    """Prints what an action other than `run` asks for."""
+    match action:
+        case "help":
+            print(help_text(), end="")  # noqa: T201 - this is the command line's output
+        case "version":
+            print(version_text())  # noqa: T201 - this is the command line's output
+        case "list_distributions":
+            from toolset_distributions import main  # noqa: PLC0415 - only this listing needs it
+
+            main()
+        case "list_toolsets":
+            from tools.toolsets import describe  # noqa: PLC0415 - only this listing needs it
+
+            print_table("Toolsets", ("toolset", "tools", "state"), describe())
+        case "list_backends":
+            print_table("Backends", ("backend", "state"), asyncio.run(_backends()))
+        case "list_providers":
+            print_table("Providers", ("provider", "base_url", "key variables", "key"), _providers(environ))
+
+
+def _providers(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+    from agent.models.providers import listing  # noqa: PLC0415 - only this listing needs it
+
+    return [
+        (each.name, each.base_url, ", ".join(each.key_variables), _key_state(each.key_set, each.keyless))
+        for each in listing(environ)
+    ]
+
+
+def _key_state(is_set: bool, needless: bool) -> str:
+    return "set" if is_set else "not needed" if needless else "not set"
+
+
+async def _backends() -> list[tuple[str, str]]:
+    from tools.environments.table import BACKENDS, load_backend  # noqa: PLC0415 - only this listing needs it
+
+    return [(name, await load_backend(name).check() or "ready") for name in BACKENDS]
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on stdout; nothing is cut off where stdout is no terminal."""
+    from rich.console import Console  # noqa: PLC0415 - 0.1 s that a run without a terminal need not pay
+    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console.width = max(80, console.measure(table).maximum)
+    console.print(table)

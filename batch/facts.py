@@ -1,0 +1,95 @@
+"""What a line of the journal says about its try, without the trajectory, and what that means under a policy. Pure."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import msgspec
+from msgspec import Struct
+
+from agent.row import ToolCount, decode_row
+from agent.types import Usage
+
+_GPT = b'{"from":"gpt","value":"'
+_GPT_WITHOUT_REASONING = _GPT + b"<think>\\n</think>"
+
+
+class Facts(Struct, frozen=True, kw_only=True, gc=False):
+    """The columns that say what became of a try, and what it cost."""
+
+    row_key: str
+    row_sha: str
+    attempt: int
+    status: str
+    end_status: str
+    sample_index: int = 0
+    reason: str = ""
+    retryable: bool = False
+    api_calls: int = 0
+    unknown_tools: str = "[]"
+    context_turns: int = 0
+    usage: Usage = Usage()
+    requests: int = 0
+    cost_usd: float = 0.0
+    duration_seconds: float = 0.0
+    tool_stats: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class SummaryFacts(Facts, frozen=True, kw_only=True, gc=False):
+    """And those that only a summary asks for."""
+
+    prompt_index: int
+    task_id: str
+    error: str = ""
+    error_class: str = ""
+    success: bool = False
+    final_response: str = ""
+    extra_tool_stats: str = "{}"
+    dataset_row: str = "{}"
+
+
+class MergePolicy(Struct, frozen=True, kw_only=True):
+    """Which tries may stand in the merged file."""
+
+    keep_no_reasoning: bool = False
+    keep_unknown_tools: bool = False
+    save_all: bool = True
+
+    def keeps(self, status: str) -> bool:
+        """Whether a try that has this status under this policy stands in the merged file."""
+        return status == "completed" or (self.save_all and status in ("max_turns", "timeout", "partial"))
+
+
+decode_facts = msgspec.json.Decoder(Facts).decode
+decode_summary_facts = msgspec.json.Decoder(SummaryFacts).decode
+_decode_tools = msgspec.json.Decoder(dict[str, ToolCount]).decode
+
+
+def status_under(policy: MergePolicy, facts: Facts, line: bytes) -> tuple[str, str]:
+    """A try's status and reason under a policy, which may be another one than that which it was run with."""
+    if facts.end_status in ("failed", "stopped"):
+        return facts.status, facts.reason
+    if not policy.keep_no_reasoning and not gpt_turns(facts, line)[1]:
+        return "discarded", "no_reasoning"
+    if not policy.keep_unknown_tools and facts.unknown_tools != "[]":
+        return "discarded", "unknown_tool"
+    return facts.end_status, facts.reason if facts.status == facts.end_status else ""
+
+
+def gpt_turns(facts: Facts, line: bytes) -> tuple[int, int]:
+    """gpt turns of a try that are the model's doing, and how many of them have reasoning.
+
+    Counted in the bytes: bare quotes cannot stand inside a JSON string, and our rows are written without blanks.
+    """
+    turns, empty = line.count(_GPT), line.count(_GPT_WITHOUT_REASONING)
+    if facts.context_turns:
+        given = decode_row(line).conversations[1 : 1 + facts.context_turns]
+        spoken = [turn.value for turn in given if turn.sender == "gpt"]
+        turns -= len(spoken)
+        empty -= sum(value.startswith("<think>\n</think>") for value in spoken)
+    return turns, turns - empty
+
+
+@lru_cache(maxsize=4096)
+def called_tools(tool_stats: bytes) -> Mapping[str, ToolCount]:
+    """The tools of a `tool_stats` column that were called. The same few texts come again and again."""
+    return {name: tally for name, tally in _decode_tools(tool_stats).items() if tally.count}

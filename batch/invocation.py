@@ -1,0 +1,251 @@
+"""The program: one invocation, from settings to exit code."""
+
+import asyncio
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.checkers import judge, load_plugin
+from agent.errors import RunStopped
+from agent.outcome import judged, utc_text
+from agent.row import Row
+from agent.secrets import redactor_for
+from agent.task_object import task_object
+from batch.facts import MergePolicy
+from batch.index import JournalIndex, scan_journal
+from batch.manifest import Invocation, begun, ended, seconds_so_far
+from batch.plan import Plan, finalize_plan, make_plan
+from batch.progress import RunReport, print_summary
+from batch.run import Run, count_pending
+from batch.settings import RunSettings, manifest, records_file, resume_command, run_directory
+from batch.store import RunDirectory
+from batch.summary import RunSummary, SummaryOptions, finalize
+from tools.environments.base import Owner
+from tools.environments.owner import current_owner
+from tools.errors import UsageProblem
+
+FINISHED, SOME_FAILED, STOPPED_EARLY = 0, 1, 3
+LIBRARIES = ("batch-runner", "openai", "msgspec")
+
+
+def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Does what the settings say; returns the exit code. Raises UsageProblem, RunStopped."""
+    if settings.dry_run:
+        with_plan = asyncio.run(make_plan(settings, environ))
+        sys.stdout.write(dry_run_text(with_plan))
+        return FINISHED
+    directory = RunDirectory(run_directory(settings))
+    owner = current_owner(settings.run_name)
+    lock = directory.own(owner, steal=settings.steal_lock)
+    try:
+        _refuse_other_results(settings, directory)
+        if settings.finalize:
+            return Session(finalize_plan(settings, _manifest(directory)), directory, owner, argv).finalize()
+        return Session(asyncio.run(make_plan(settings, environ)), directory, owner, argv).run()
+    finally:
+        directory.remove_if_unused()
+        lock.release()
+
+
+def _refuse_other_results(settings: RunSettings, directory: RunDirectory) -> None:
+    if settings.resume or settings.finalize or not directory.holds_results():
+        return
+    raise UsageProblem(f"{directory.path} holds results: go on with --resume, or choose another run_name")
+
+
+def _manifest(directory: RunDirectory) -> Mapping[str, Any]:
+    found = directory.read_manifest()
+    if found is None:
+        raise UsageProblem(f"{directory.path} holds no run: there is no run.json")
+    return found
+
+
+class Session:
+    """An invocation that owns its directory and has a plan."""
+
+    def __init__(self, plan: Plan, directory: RunDirectory, owner: Owner, argv: Sequence[str]) -> None:
+        self._plan = plan
+        self._settings = plan.settings
+        self._directory = directory
+        self._owner = owner
+        self._argv = argv
+        self._began = time.time()
+        self._redactor, short = redactor_for(plan.model, plan.environ)
+        for name in short:
+            self._say(f"warning: {name} is too short to be told from other text: it is not redacted")
+
+    def run(self) -> int:
+        """Scan, run, finish."""
+        self._mend()
+        known = self._directory.read_manifest()
+        if self._settings.resume and not self._directory.holds_results():
+            self._say("nothing to resume: the run starts")
+        record = begun(known, self._invocation(), allow_change=self._settings.allow_config_change)
+        index = self._scan()
+        self._directory.write_manifest(record)
+        stopped, signal_code = self._work(index)
+        index.close()
+        closed = ended(
+            record,
+            ended_at=utc_text(time.time()),
+            seconds=time.time() - self._began,
+            end=stopped.reason if stopped else "finished",
+        )
+        self._directory.write_manifest(closed)
+        return self._finish(closed, stopped, signal_code)
+
+    def finalize(self) -> int:
+        """Makes the files anew, nothing else."""
+        self._mend()
+        return self._finish(_manifest(self._directory), None, 0)
+
+    def _mend(self) -> None:
+        mending = self._directory.mend()
+        for name in mending.cut:
+            self._say(f"{name}: a torn last line was cut off and kept as *.torn")
+        for name in mending.completed:
+            self._say(f"{name}: the last line's newline was added")
+
+    def _invocation(self) -> Invocation:
+        plan = self._plan
+        return Invocation(
+            run_name=self._settings.run_name,
+            settings=manifest(self._settings, self._redactor.text),
+            dataset={
+                "path": str(Path(plan.dataset.path).resolve()) if self._settings.dataset_file else "",
+                "size": plan.scan.size,
+                "sha256": plan.scan.sha256,
+                "rows": plan.scan.rows,
+            },
+            versions={"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}},
+            backend=plan.backend,
+            started_at=utc_text(self._began),
+            host=socket.gethostname(),
+            prefill_sha256=_file_sha(self._settings.prefill_messages_file),
+        )
+
+    def _scan(self) -> JournalIndex:
+        settings = self._settings
+        policy = MergePolicy(
+            keep_no_reasoning=settings.keep_no_reasoning,
+            keep_unknown_tools=settings.keep_unknown_tools,
+            save_all=settings.save_all,
+        )
+        index = scan_journal(
+            self._directory, self._plan.dataset, self._plan.order, samples=settings.samples_per_prompt, policy=policy
+        )
+        changed, names = index.changed()
+        if changed and not settings.allow_config_change:
+            raise UsageProblem(
+                f"{changed} rows of the dataset have another content than those that were run under their ids: "
+                f"{', '.join(names)}; give them new ids, or run them anew with --allow_config_change"
+            )
+        return index
+
+    # --- the work
+
+    def _work(self, index: JournalIndex) -> tuple[RunStopped | None, int]:
+        """Why it stopped early, and a signal's exit code."""
+        pending = count_pending(index, self._settings)
+        if not pending:
+            self._say("nothing is left to run")
+            return None, 0
+        done = index.counts().total - pending
+        self._say(f"{pending} prompts to run on {self._plan.backend}" + (f", {done} are done" if done > 0 else ""))
+        work = Run(
+            self._plan,
+            self._directory,
+            index,
+            owner=self._owner,
+            redactor=self._redactor,
+        )
+        asyncio.run(work.execute())
+        return work.stopped, work.signal_code
+
+    # --- the files
+
+    def _finish(self, record: Mapping[str, Any], stopped: RunStopped | None, signal_code: int) -> int:
+        index = self._scan()  # anew, from the journal alone: what --finalize does is what every run does
+        summary = finalize(self._directory, index, self._summary_options(record))
+        index.close()
+        code = signal_code or (STOPPED_EARLY if stopped else SOME_FAILED if summary.counts.failed else FINISHED)
+        self._report(summary, stopped, code)
+        return code
+
+    def _summary_options(self, record: Mapping[str, Any]) -> SummaryOptions:
+        settings, scan = self._settings, self._plan.scan
+        return SummaryOptions(
+            run_name=settings.run_name,
+            distribution=settings.distribution,
+            model=record["settings"].get("model", settings.model),
+            batch_size=settings.batch_size,
+            duration_seconds=seconds_so_far(record),
+            skipped_rows=scan.bad_rows,
+            skipped=scan.bad,
+            output_format=settings.output_format,
+            jsonl_file=records_file(settings),
+            judge=self._judge() if settings.finalize and settings.success_checker else None,
+        )
+
+    def _judge(self) -> Callable[[Row], Row]:
+        checker = load_plugin(self._settings.success_checker)
+
+        def anew(row: Row) -> Row:
+            return judged(row, asyncio.run(judge(checker, task_object(row), None)), self._redactor)
+
+        return anew
+
+    def _report(self, summary: RunSummary, stopped: RunStopped | None, code: int) -> None:
+        resume = resume_command(self._settings, self._argv) if code in (1, 3, 130, 143) else ""
+        report = RunReport(
+            run_name=self._settings.run_name,
+            exit_code=code,
+            stopped=stopped.message if stopped else "",
+            statistics=summary.statistics,
+            metrics=summary.metrics,
+            files=self._files(),
+            resume=resume,
+        )
+        print_summary(report, sys.stdout, json_summary=self._settings.json_summary)
+        if resume:
+            stream = sys.stderr if self._settings.json_summary else sys.stdout
+            stream.write(self._redactor.text(resume) + "\n")
+            stream.flush()
+
+    def _files(self) -> dict[str, str]:
+        directory = self._directory
+        return {
+            "merged": str(directory.trajectories_path),
+            "statistics": str(directory.statistics_path),
+            "failures": str(directory.failures_path),
+            "log": str(directory.log_path),
+        }
+
+    def _say(self, text: str) -> None:
+        if not self._settings.quiet:
+            sys.stderr.write(self._redactor.text(text) + "\n")
+            sys.stderr.flush()
+
+
+def dry_run_text(plan: Plan) -> str:
+    """What would run, with an estimate of its tokens and cost."""
+    return msgspec.json.format(msgspec.json.encode({"backend": plan.backend, "rows": plan.scan.rows})).decode() + "\n"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _file_sha(file: str) -> str:
+    return sha256(Path(file).read_bytes()).hexdigest() if file else ""

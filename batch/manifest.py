@@ -1,0 +1,113 @@
+"""run.json: what a run is, and every invocation that worked on it. Pure.
+
+`settings`, `dataset`, `versions`, `backend` are those of the latest invocation; each invocation keeps what it changed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tools.errors import UsageProblem
+
+FORMAT = 1
+
+FIXED = (
+    "model",
+    "fallback_model",
+    "distribution",
+    "enabled_toolsets",
+    "disabled_toolsets",
+    "ephemeral_system_prompt",
+    "prefill_messages_file",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "reasoning_effort",
+    "reasoning_disabled",
+    "deterministic",
+    "seed",
+    "shuffle",
+    "image",
+)
+"""Settings that decide what the data is: they may not change while a run grows. So too the resolved backend."""
+
+
+class Invocation(Struct, frozen=True, kw_only=True):
+    """What one start of the program brings. `settings` without secrets; `dataset` is path, size, sha256, rows; times
+    are YYYY-MM-DDTHH:MM:SS.mmmZ; `prefill_sha256` is of the prefill file's content, "" without one."""
+
+    run_name: str
+    settings: Mapping[str, Any]
+    dataset: Mapping[str, Any]
+    versions: Mapping[str, str]
+    backend: str
+    started_at: str
+    host: str
+    prefill_sha256: str = ""
+
+
+def differences(manifest: Mapping[str, Any], invocation: Invocation) -> list[str]:
+    """`name: before -> now`, for everything that may not change and did."""
+    before, now = _fixed(manifest), _fixed(msgspec.structs.asdict(invocation))
+    return [f"{name}: {_shown(before[name])} -> {_shown(now[name])}" for name in now if _differ(before, now, name)]
+
+
+def begun(manifest: Mapping[str, Any] | None, invocation: Invocation, *, allow_change: bool) -> dict[str, Any]:
+    """The manifest with one more invocation. UsageProblem names every difference that is not allowed."""
+    changed = differences(manifest, invocation) if manifest else []
+    if changed and not allow_change:
+        raise UsageProblem(
+            "this run was started otherwise:\n  "
+            + "\n  ".join(changed)
+            + "\ngive the same settings, another run_name, or --allow_config_change to go on with the new ones"
+        )
+    now = msgspec.to_builtins(invocation)
+    entry = {
+        "started_at": now["started_at"],
+        "host": now["host"],
+        "ended_at": "",
+        "seconds": 0.0,
+        "end": "",
+        "changed": changed,
+    }
+    earlier = list(manifest.get("invocations", ())) if manifest else []
+    first = manifest or {}
+    return {
+        "format": FORMAT,
+        "run_name": now["run_name"],
+        "started_at": first.get("started_at", now["started_at"]),
+        "host": first.get("host", now["host"]),
+        **{key: now[key] for key in ("backend", "settings", "dataset", "versions", "prefill_sha256")},
+        "seed": now["settings"].get("seed", 0),
+        "invocations": [*earlier, entry],
+    }
+
+
+def ended(manifest: Mapping[str, Any], *, ended_at: str, seconds: float, end: str) -> dict[str, Any]:
+    """The manifest with its latest invocation closed; `end` is a short word on how (finished, interrupt, budget …)."""
+    *earlier, latest = manifest["invocations"]
+    closed = {**latest, "ended_at": ended_at, "seconds": round(seconds, 3), "end": end}
+    return {**manifest, "invocations": [*earlier, closed]}
+
+
+def seconds_so_far(manifest: Mapping[str, Any] | None) -> float:
+    """Wall time of all invocations that could note it."""
+    return sum(float(entry.get("seconds", 0.0)) for entry in (manifest or {}).get("invocations", ()))
+
+
+def _fixed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    settings = manifest.get("settings", {})
+    values = {name: settings.get(name) for name in FIXED}
+    values["prefill_messages_file"] = manifest.get("prefill_sha256", "")
+    values["container_backend"] = manifest.get("backend", "")
+    return values
+
+
+def _differ(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
+    return bool(msgspec.to_builtins(before[name]) != msgspec.to_builtins(now[name]))
+
+
+def _shown(value: Any) -> str:
+    return msgspec.json.encode(value).decode()[:200]

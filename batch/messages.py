@@ -1,0 +1,218 @@
+"""What crosses between the parent and a worker: small frozen records, and the socket that carries them.
+
+Never crosses: trajectories (they are in the journal), exceptions (turned into data at the border), clients, locks and
+keys (the names of their variables cross).
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from agent.models.base import Lease, Verdict
+from agent.types import Spend
+
+_LENGTH = struct.Struct("<I")
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One try to run: identity and the dataset's line."""
+
+    prompt_index: int
+    task_id: str
+    row_key: str
+    row_sha: str
+    sample_index: int
+    attempt: int
+    line: bytes
+
+
+# --- parent to worker
+
+
+class BatchJob(Struct, frozen=True, tag=True):
+    """Rows to run and to write into one batch file."""
+
+    batch_num: int
+    jobs: list[Job]
+
+
+class Granted(Struct, frozen=True, tag=True):
+    """The answer to an Ask."""
+
+    ask: int
+    lease: Lease
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The answer to an Ask once the run is to end."""
+
+    ask: int
+    reason: str
+    message: str
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """No new rows, no new model calls; `now`: running rows are cut off too."""
+
+    reason: str
+    now: bool
+
+
+class Finish(Struct, frozen=True, tag=True):
+    """Nothing more will come: end once idle."""
+
+
+# --- worker to parent
+
+
+class WantBatch(Struct, frozen=True, tag=True):
+    """A slot is free."""
+
+
+class PromptStarted(Struct, frozen=True, tag=True):
+    """From here on a death of the worker may be this row's doing."""
+
+    batch_num: int
+    row_key: str
+    sample_index: int
+
+
+class PromptEnded(Struct, frozen=True, tag=True, kw_only=True):
+    """A row is on disk, at this place. Small: the trajectory stays in the file."""
+
+    batch_num: int
+    offset: int
+    length: int
+    prompt_index: int
+    task_id: str
+    row_key: str
+    sample_index: int
+    attempt: int
+    status: str
+    reason: str
+    error: str
+    error_class: str
+    retryable: bool
+    row_fault: bool
+    has_reasoning: bool
+    spend: Spend
+    api_calls: int
+    tool_stats: dict[str, tuple[int, int, int]]  # only tools that were called: count, success, failure
+    duration_seconds: float
+
+
+class Ask(Struct, frozen=True, tag=True):
+    """May one request of about `tokens` be sent?"""
+
+    ask: int
+    tokens: int
+
+
+class Unask(Struct, frozen=True, tag=True):
+    """Whoever asked is gone."""
+
+    ask: int
+
+
+class Release(Struct, frozen=True, tag=True):
+    """A request ended."""
+
+    lease: Lease
+    verdict: Verdict
+
+
+class Heartbeat(Struct, frozen=True, tag=True):
+    """The loop is alive. `overdue_at` is the monotonic time at which the first running row is past its deadline; 0 =
+    none runs."""
+
+    overdue_at: float
+
+
+class Retire(Struct, frozen=True, tag=True):
+    """A row could not be ended: this worker wants to be replaced once idle."""
+
+
+class Log(Struct, frozen=True, tag=True):
+    """A line for run.log."""
+
+    batch_num: int
+    prompt_index: int
+    text: str
+
+
+class Broken(Struct, frozen=True, tag=True):
+    """The worker cannot go on; `kind` is usage, stop or fault."""
+
+    kind: str
+    reason: str
+    message: str
+
+
+ToWorker = BatchJob | Granted | Refused | Stop | Finish
+ToParent = WantBatch | PromptStarted | PromptEnded | Ask | Unask | Release | Heartbeat | Retire | Log | Broken
+
+NO_ROW = -1
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+_decode_to_parent = msgspec.msgpack.Decoder(ToParent).decode
+
+
+class Wire(asyncio.Protocol):
+    """Messages over a stream socket, in order, never blocking: a length of four bytes, then MessagePack."""
+
+    def __init__(self, decode: Callable[[bytes], ToWorker | ToParent], receive: Callable[..., None]) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._decode = decode
+        self._receive = receive
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of asyncio.Protocol."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            message = self._decode(bytes(buffer[start + _LENGTH.size : end]))
+            start = end
+            self._receive(message)
+        del buffer[:start]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Part of asyncio.Protocol."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def send(self, message: ToWorker | ToParent) -> None:
+        """Queues a message; nothing is said if the other side is gone (`closed` tells)."""
+        if self._transport is not None and not self._transport.is_closing():
+            payload = _encode(message)
+            self._transport.write(_LENGTH.pack(len(payload)) + payload)
+
+    def close(self) -> None:
+        """What was sent is still delivered."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+def worker_side(receive: Callable[..., None]) -> Wire:
+    """The worker's end."""
+    return Wire(_decode_to_worker, receive)
+
+
+def parent_side(receive: Callable[..., None]) -> Wire:
+    """The parent's end."""
+    return Wire(_decode_to_parent, receive)

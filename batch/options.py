@@ -1,0 +1,281 @@
+"""Options of a program from one frozen Struct: read from flags, a YAML file and the environment, once each, typed.
+
+Every field is `Annotated` with `about(...)`. Pure but for `read_yaml`, which reads its file. Knows no setting by name.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct, inspect
+
+from tools.errors import UsageProblem
+
+
+def about(group: str, meaning: str, *aliases: str, **more: Any) -> Meta:
+    """What help says of a field; `more` may hold `shown` (the default in words) and `secret` (never shown)."""
+    return Meta(description=meaning, extra={"group": group, "aliases": aliases, **more})
+
+
+class Option(Struct, frozen=True, kw_only=True):
+    """One field of the Struct, as flags, keys and help know it."""
+
+    name: str
+    group: str
+    meaning: str
+    aliases: tuple[str, ...]
+    kind: Any  # the field's type, to be given to msgspec.convert
+    expected: str  # that type in words
+    default: Any
+    shown: str  # the default in words
+    secret: bool
+
+    @property
+    def is_flag(self) -> bool:
+        """A bare flag sets it."""
+        return self.kind is bool
+
+    @property
+    def choices(self) -> str:
+        """The values that it may have, if those are words."""
+        return self.expected.partition(" of ")[2]
+
+    @property
+    def is_list(self) -> bool:
+        """Its text is comma-separated."""
+        return self.expected.startswith("a comma list")
+
+
+class Given(Struct, frozen=True):
+    """A value as it was given, and where: `--flag`, `FILE.yaml: key` or the variable's name."""
+
+    option: Option
+    value: Any
+    origin: str
+
+
+def options_of(kind: type[Struct]) -> tuple[Option, ...]:
+    """A Struct's fields in their order."""
+    described = inspect.type_info(kind)
+    assert isinstance(described, inspect.StructType)
+    types = {item.name: item.type for item in msgspec.structs.fields(kind)}
+    return tuple(_option(item, types[item.name]) for item in described.fields)
+
+
+def _option(item: inspect.Field, kind: Any) -> Option:
+    assert isinstance(item.type, inspect.Metadata)
+    extra = item.type.extra or {}
+    default = item.default if item.default_factory is msgspec.NODEFAULT else item.default_factory()
+    return Option(
+        name=item.name,
+        group=extra["group"],
+        meaning=(item.type.extra_json_schema or {})["description"],
+        aliases=extra["aliases"],
+        kind=bool if isinstance(item.type.type, inspect.BoolType) else kind,
+        expected=_in_words(item.type.type),
+        default=default,
+        shown=extra.get("shown", _default_in_words(default)),
+        secret=extra.get("secret", False),
+    )
+
+
+def _in_words(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.UnionType(types=types):
+            words = " or ".join(_in_words(each) for each in types if not isinstance(each, inspect.NoneType))
+        case inspect.BoolType():
+            words = "true or false"
+        case inspect.IntType():
+            words = "a whole number" + _bounds(kind)
+        case inspect.FloatType():
+            words = "a number" + _bounds(kind)
+        case inspect.LiteralType(values=values):
+            words = "one of " + ", ".join(str(value) for value in values)
+        case inspect.VarTupleType(item_type=each):
+            words = "a comma list" + _in_words(each).replace("text", "").replace("one of", " of")
+        case _:
+            words = "text"
+    return words
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    signs = ((">=", kind.ge), (">", kind.gt), ("<=", kind.le))
+    found = [f"{sign} {bound:g}" for sign, bound in signs if bound is not None]
+    return " " + " and ".join(found) if found else ""
+
+
+def _default_in_words(value: Any) -> str:
+    match value:
+        case bool():
+            return "on" if value else "off"
+        case None | "" | ():
+            return "none"
+        case tuple():
+            return ",".join(value)
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def by_name(options: Iterable[Option]) -> dict[str, Option]:
+    """Names and aliases -> option."""
+    return {name: option for option in options for name in (option.name, *option.aliases)}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant, or ""."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else ""
+
+
+def unknown(what: str, name: str, known: Iterable[str], prefix: str = "") -> UsageProblem:
+    """The error for a name that nobody knows; `prefix` is what stands before the nearest one."""
+    near = nearest(name, known)
+    return UsageProblem(f"unknown {what}" + (f": did you mean {prefix}{near}?" if near else "; --help lists them all"))
+
+
+def read_flags(argv: Sequence[str], options: Sequence[Option], actions: Sequence[str]) -> tuple[list[Given], set[str]]:
+    """A command line -> the values given, and which of `actions` (flags that take no value) it asks for.
+
+    `--name value`, `--name=value`; a boolean is bare, `--no-name` or `--name=true|false`; dashes are underscores.
+    """
+    names = by_name(options)
+    given: list[Given] = []
+    asked: set[str] = set()
+    rest = list(reversed(argv))
+    while rest:
+        word = rest.pop()
+        flag, equals, value = word.partition("=")
+        name = _flag_name(word, flag, given)
+        option = names.get(name) or names.get(name.removeprefix("no_"))
+        if name in actions and not equals:
+            asked.add(name)
+        elif option is None:
+            raise unknown(f"flag {flag}", name, [*names, *actions], "--")
+        elif name in names:
+            given.append(Given(option, value if equals else _value(rest, option, flag), flag))
+        elif option.is_flag and not equals:
+            given.append(Given(option, "false", flag))
+        else:
+            raise UsageProblem(f"unknown flag {word}: --no- stands before a flag of true or false, without a value")
+    return given, asked
+
+
+def _flag_name(word: str, flag: str, before: Sequence[Given]) -> str:
+    if word == "-h":
+        return "help"
+    if not flag.startswith("--") or flag == "--":
+        hint = "settings are flags with long names, such as --dataset_file FILE"
+        if before and before[-1].option.is_flag:
+            hint = f"{before[-1].origin} takes no value but in the form {before[-1].origin}=true|false"
+        raise UsageProblem(f"unexpected argument {word!r}: {hint}")
+    return flag[2:].replace("-", "_")
+
+
+def _value(rest: list[str], option: Option, flag: str) -> str:
+    if option.is_flag:
+        return "true"
+    if not rest or rest[-1].startswith("--"):
+        raise UsageProblem(f"{flag} needs a value: {option.expected} (write one that starts with -- as {flag}=VALUE)")
+    return rest.pop()
+
+
+def read_environment(environ: Mapping[str, str], options: Sequence[Option], prefix: str) -> list[Given]:
+    """The variables with the prefix -> values. An unknown one is refused."""
+    names = by_name(options)
+    given = []
+    for variable in sorted(name for name in environ if name.startswith(prefix)):
+        option = names.get(variable.removeprefix(prefix).lower())
+        if option is None or variable != variable.upper():
+            known = (name.upper() for name in names)
+            raise unknown(f"variable {variable}", variable.removeprefix(prefix).upper(), known, prefix)
+        given.append(Given(option, environ[variable], variable))
+    return given
+
+
+def read_yaml(path: Path, options: Sequence[Option]) -> list[Given]:
+    """A YAML mapping of names (dashes are underscores) -> values; `null` leaves the setting alone."""
+    names = by_name(options)
+    given = []
+    for key, value in _yaml_pairs(path):
+        option = names.get(key.replace("-", "_"))
+        if option is None:
+            raise unknown(f"key {key!r} in {path}", key.replace("-", "_"), names)
+        if value is not None:
+            given.append(Given(option, value, f"{path}: {key}"))
+    return given
+
+
+def _yaml_pairs(path: Path) -> list[tuple[str, Any]]:
+    loader = None
+    try:
+        loader = yaml.SafeLoader(path.read_bytes())
+        node = loader.get_single_node()
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        read = [(loader.construct_object(k, deep=True), loader.construct_object(v, deep=True)) for k, v in pairs]
+    except OSError as problem:
+        raise UsageProblem(f"cannot read {path}: {problem.strerror}") from problem
+    except (yaml.YAMLError, ValueError) as problem:
+        raise UsageProblem(f"{path} is not YAML: {' '.join(str(problem).split())}") from problem
+    finally:
+        if loader is not None:
+            loader.dispose()
+    if node is not None and not isinstance(node, yaml.MappingNode):
+        raise UsageProblem(f"{path} must be a mapping of settings")
+    return [(str(key), value) for key, value in read]
+
+
+def merge(sources: Iterable[Iterable[Given]]) -> dict[str, Any]:
+    """Sources, the strongest first -> typed value by name. One source may give a setting once only."""
+    values: dict[str, Any] = {}
+    for source in sources:
+        seen: dict[str, Given] = {}
+        for given in source:
+            name = given.option.name
+            if name in seen:
+                raise UsageProblem(f"{name} is given twice: {seen[name].origin} and {given.origin}")
+            seen[name] = given
+            value = typed(given)
+            values.setdefault(name, value)
+    return values
+
+
+def typed(given: Given) -> Any:
+    """The value in the option's type. Texts are read; a whole number may stand for a text in a list (ids)."""
+    option = given.option
+    try:
+        value = msgspec.convert(_listed(given), option.kind, strict=False)
+    except msgspec.ValidationError as problem:
+        raise _wrong(given) from problem
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _wrong(given)
+    if isinstance(value, str) and "\0" in value:
+        raise _wrong(given)
+    return tuple(dict.fromkeys(value)) if option.is_list else value
+
+
+def _listed(given: Given) -> Any:
+    if not given.option.is_list:
+        return given.value
+    if isinstance(given.value, str):
+        return [part for each in given.value.split(",") if (part := each.strip())]
+    if isinstance(given.value, list):
+        return [str(each) if type(each) is int else each for each in given.value]
+    return given.value
+
+
+def _wrong(given: Given) -> UsageProblem:
+    got = "" if given.option.secret else f", got {_short(given.value)}"
+    where = given.origin
+    named = "" if given.option.name in where.lower().replace("-", "_") else f" ({given.option.name})"
+    return UsageProblem(f"{where}{named}: expected {given.option.expected}{got}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

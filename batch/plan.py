@@ -1,0 +1,247 @@
+"""From settings to a plan: everything that can be wrong is found here, before anything is spent or written."""
+
+import os
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from tools.environments.table import load_backend, resolve_backend
+
+from agent.checkers import Plugin, load_plugin
+from agent.models.options import RequestOptions
+from agent.models.providers import API_KEY_VARIABLE, Target, resolve_targets
+from agent.models.gate import RunGate
+from agent.models.table import ModelSpec, is_local, open_model
+from agent.outcome import RolloutPolicy
+from agent.pricing import cost
+from agent.prompt import Prompt
+from agent.types import Message, Usage
+from batch.dataset import Dataset, DatasetScan, Selection, open_dataset, scan
+from batch.settings import RunSettings, run_directory
+from tools.environments.base import Limits
+from tools.errors import UsageProblem
+from tools.toolsets import missing, resolve_names, resolve_toolsets
+from toolset_distributions import get_distribution
+
+BAD_ROWS_SHOWN = 10
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """A run that may start."""
+
+    settings: RunSettings
+    directory: Path
+    dataset: Dataset
+    scan: DatasetScan
+    order: Sequence[int]
+    model: ModelSpec
+    policy: RolloutPolicy
+    backend: str
+    on_task_done: Plugin | None
+    environ: Mapping[str, str]
+
+
+async def make_plan(settings: RunSettings, environ: Mapping[str, str]) -> Plan:
+    """Reads the dataset whole, looks at the backend, the plug-ins and the keys. Raises UsageProblem."""
+    if settings.api_key:
+        os.environ[API_KEY_VARIABLE] = settings.api_key  # workers find it there, as any other key
+    model = model_spec(settings, os.environ)
+    if is_local(settings.model):
+        open_model(model, RunGate())  # reads the script or finds the run, so that a bad one is found now
+    _check_prices(settings, model)
+    if settings.success_checker:
+        load_plugin(settings.success_checker)
+    directory = run_directory(settings)
+    dataset, found = read_dataset(settings, directory)
+    order = selection(settings).order(dataset)
+    _check_toolsets(settings, found)
+    backend = await choose_backend(settings, found)
+    return Plan(
+        settings=settings,
+        directory=directory,
+        dataset=dataset,
+        scan=found,
+        order=order,
+        model=model,
+        policy=rollout_policy(settings, os.environ),
+        backend=backend,
+        on_task_done=load_plugin(settings.on_task_done) if settings.on_task_done else None,
+        environ=dict(os.environ),
+    )
+
+
+def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any]) -> Plan:
+    """A plan for making a run's files anew: what shapes the data is the manifest's, how it is shown the settings'."""
+    before = manifest["settings"]
+    kept = ("samples_per_prompt", "max_samples", "shuffle", "seed", "spread", "distribution", "batch_size", "model")
+    changes = {name: before[name] for name in kept}
+    changes["prompt"] = before["prompt"]
+    changes["dataset_file"] = settings.dataset_file or manifest["dataset"]["path"]
+    settings = msgspec.structs.replace(settings, **changes, skip_bad_rows=True)
+    dataset, found = read_dataset(settings, run_directory(settings))
+    return Plan(
+        settings=settings,
+        directory=run_directory(settings),
+        dataset=dataset,
+        scan=found,
+        order=selection(settings).order(dataset),
+        model=ModelSpec(model=settings.model),
+        policy=RolloutPolicy(),
+        backend=manifest["backend"],
+        on_task_done=None,
+        environ=dict(os.environ),
+    )
+
+
+# --- dataset
+
+
+def selection(settings: RunSettings) -> Selection:
+    """Which rows, in which order."""
+    return Selection(max_samples=settings.max_samples, shuffle=settings.shuffle, seed=settings.seed)
+
+
+def read_dataset(settings: RunSettings, directory: Path) -> tuple[Dataset, DatasetScan]:
+    """The dataset, scanned. Bad rows and an empty set are UsageProblems."""
+    if settings.prompt:
+        line = msgspec.json.encode({"prompt": settings.prompt})
+        dataset = Dataset(BytesIO(line), "--prompt")
+    else:
+        spool_to = None if settings.dry_run else directory / "dataset.jsonl"
+        dataset = open_dataset(settings.dataset_file, spool_to=spool_to)
+    found = scan(dataset, resolve_names, asks_for_spread=asks_for(settings.spread) if settings.spread else None)
+    if found.bad_rows and not settings.skip_bad_rows:
+        raise UsageProblem(_bad_rows_text(settings.dataset_file, found))
+    if not found.rows:
+        raise UsageProblem(f"{settings.dataset_file}: no valid row")
+    return dataset, found
+
+
+def asks_for(toolset: str) -> Any:
+    """Whether a row asks for one of the toolset's tools."""
+    wanted = set(resolve_toolsets([toolset]))
+
+    def asks(prompt: Prompt) -> bool:
+        return bool(wanted & set(resolve_names(prompt.tools)))
+
+    return asks
+
+
+def _bad_rows_text(file: str, found: DatasetScan) -> str:
+    shown = [f"{file}:{bad.line}: {bad.reason}" for bad in found.bad[:BAD_ROWS_SHOWN]]
+    more = found.bad_rows - len(shown)
+    head = f"{found.bad_rows} bad rows (mend them, or leave them out with --skip_bad_rows)"
+    return "\n".join([head, *shown, *([f"and {more} more"] if more > 0 else [])])
+
+
+# --- model
+
+
+def model_spec(settings: RunSettings, environ: Mapping[str, str]) -> ModelSpec:
+    """The model and its fallbacks with their endpoints and the names of their keys."""
+    return ModelSpec(model=settings.model, targets=_targets(settings, environ), options=request_options(settings))
+
+
+def _targets(settings: RunSettings, environ: Mapping[str, str]) -> tuple[Target, ...]:
+    if is_local(settings.model):
+        return ()
+    fallbacks = settings.fallback_model[: settings.max_fallback_attempts]
+    return resolve_targets(
+        settings.model, settings.provider, settings.base_url, settings.api_key, fallbacks, environ=environ
+    )
+
+
+def request_options(settings: RunSettings) -> RequestOptions:
+    """The settings that shape requests."""
+    names = [field.name for field in msgspec.structs.fields(RequestOptions)]
+    given = {name: getattr(settings, name) for name in names}
+    if settings.deterministic:
+        given["temperature"] = 0.0
+    return RequestOptions(**given)
+
+
+def _check_prices(settings: RunSettings, model: ModelSpec) -> None:
+    if settings.max_cost is None:
+        return
+    for name in [target.model for target in model.targets] or [model.model]:
+        if cost(Usage(), name, settings.price_in, settings.price_out) is None:
+            raise UsageProblem(f"max_cost: the price of {name} is not known; give --price_in and --price_out")
+
+
+# --- tools and sandbox
+
+
+def rollout_policy(settings: RunSettings, environ: Mapping[str, str]) -> RolloutPolicy:
+    """The settings that shape rollouts."""
+    return RolloutPolicy(
+        seed=settings.seed,
+        send_seed=settings.deterministic or settings.samples_per_prompt > 1,
+        distribution=settings.distribution,
+        enabled_toolsets=settings.enabled_toolsets,
+        disabled_toolsets=settings.disabled_toolsets,
+        max_turns=settings.max_turns,
+        timeout=settings.timeout,
+        ephemeral_system_prompt=settings.ephemeral_system_prompt,
+        prefill=read_prefill(settings.prefill_messages_file),
+        parse_text_tool_calls=settings.parse_text_tool_calls,
+        image=settings.image,
+        cwd=settings.cwd,
+        limits=Limits(cpus=settings.cpus, memory_mb=settings.memory_mb, network=settings.network),
+        volumes=settings.volumes,
+        variables={name: environ[name] for name in settings.env_allow if name in environ},
+        command_timeout=settings.command_timeout,
+        keep_no_reasoning=settings.keep_no_reasoning,
+        keep_unknown_tools=settings.keep_unknown_tools,
+        max_attempts=settings.max_attempts,
+    )
+
+
+class _Prefill(Struct, forbid_unknown_fields=True):
+    role: str
+    content: str
+
+
+def read_prefill(file: str) -> tuple[Message, ...]:
+    """The messages of a prefill file: a JSON array of {role: user or assistant, content}."""
+    if not file:
+        return ()
+    try:
+        given = msgspec.json.decode(Path(file).read_bytes(), type=list[_Prefill])
+    except OSError as error:
+        raise UsageProblem(f"prefill_messages_file {file}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise UsageProblem(f"prefill_messages_file {file}: not a JSON array of {{role, content}}: {error}") from error
+    try:
+        return msgspec.convert([msgspec.structs.asdict(each) for each in given], type=tuple[Message, ...])
+    except msgspec.ValidationError as error:
+        raise UsageProblem(f"prefill_messages_file {file}: {error}") from error
+
+
+def _check_toolsets(settings: RunSettings, found: DatasetScan) -> None:
+    drawn = settings.enabled_toolsets or tuple(get_distribution(settings.distribution).toolsets)
+    resolve_toolsets([*drawn, *settings.disabled_toolsets])
+    source = "enabled_toolsets" if settings.enabled_toolsets else f"distribution {settings.distribution}"
+    by_source = ((source, drawn), (f"rows of {settings.dataset_file}", tuple(sorted(found.names))))
+    for named_by, names in by_source:
+        absent = missing(names)
+        if absent and not settings.allow_missing_toolsets:
+            raise UsageProblem(
+                f"{named_by}: not available here: {', '.join(absent)}; choose others (--list_toolsets, "
+                "--enabled_toolsets=terminal,file) or run without them (--allow_missing_toolsets)"
+            )
+
+
+async def choose_backend(settings: RunSettings, found: DatasetScan) -> str:
+    """The backend that the whole run uses: there is no other one to fall back to."""
+    wants_image = bool(settings.image or found.images)
+    name = await resolve_backend(settings.container_backend, wants_image)
+    backend = load_backend(name)
+    if wants_image and not backend.takes_images:
+        where = f"{settings.dataset_file}:{found.first_image_line}: image" if found.images else "image"
+        raise UsageProblem(f"{where}: the {name} backend has no images; choose --container_backend=docker")
+    if problem := await backend.check():
+        raise UsageProblem(f"container_backend {name}: {problem}")
+    return name

@@ -1,0 +1,388 @@
+"""Where workers run: processes forked from a server that has imported what is heavy, or this process (`num_workers=0`).
+
+Not `multiprocessing.Pool`: that waits for ever for the work of a worker that was killed. Here each worker has one
+socket and an exit status; whatever it leaves is found in its batch files. A row that was running when its worker died
+is run again in a worker that runs nothing else: only a death there is that row's own.
+"""
+
+import asyncio
+import multiprocessing
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from agent.errors import RunStopped
+from agent.faults import fault_of
+from agent.models.base import Gate, Lease, Verdict
+from batch.messages import (
+    Ask,
+    BatchJob,
+    Broken,
+    Finish,
+    Granted,
+    Heartbeat,
+    Job,
+    Log,
+    PromptEnded,
+    PromptStarted,
+    Refused,
+    Release,
+    Retire,
+    Stop,
+    ToParent,
+    Unask,
+    WantBatch,
+    Wire,
+    parent_side,
+)
+from batch.worker import Worker, WorkerSpec, worker_main
+from tools.errors import UsageProblem
+
+SILENCE = 10.0  # seconds without a heartbeat, with a row past its deadline: the loop is blocked
+STOP_GRACE = 30.0  # seconds that running rows have to come to an end once a stop was asked for
+CUT_GRACE = 12.0  # seconds that they have once they were cut off
+EXIT_GRACE = 15.0  # seconds that an idle worker has to close what it opened
+FRUITLESS = 3  # workers in a row that die before they run anything: something is wrong with us
+
+Key = tuple[str, int]  # row_key, sample_index
+
+
+class InternalFaultError(Exception):
+    """A fault of our own that ends the program; the text holds the traceback."""
+
+
+class Events(Protocol):
+    """What the run hears, always in the parent's loop."""
+
+    def next_batch(self, *, single: bool) -> BatchJob | None:
+        """The next rows to run; None when there are none now. `single`: requeued rows, one alone."""
+
+    def ended(self, message: PromptEnded, job: Job | None) -> None:
+        """A row is on disk."""
+
+    def died(self, batch_num: int, job: Job, cause: str) -> None:
+        """A row killed its worker while it ran alone: write its row."""
+
+    def recover(self, batch_nums: list[int]) -> list[PromptEnded]:
+        """Mends the tails of a dead worker's batch files and gives the rows in them."""
+
+    def requeue(self, jobs: list[Job], *, suspect: bool) -> None:
+        """Rows without an end, to be run again; suspects one at a time, alone."""
+
+    def has_suspects(self) -> bool:
+        """Whether rows wait that are to be run alone."""
+
+    def log(self, message: Log) -> None:
+        """A line for run.log."""
+
+
+def job_key(job: Job) -> Key:
+    """What a job is known by."""
+    return (job.row_key, job.sample_index)
+
+
+class Member:
+    """One worker as the parent sees it."""
+
+    def __init__(self, pool: "Pool", *, slots: int, alone: bool) -> None:
+        self.wire: Wire = parent_side(self._receive)
+        self.slots = slots
+        self.alone = alone
+        self.batches: dict[int, dict[Key, Job]] = {}
+        self.batch_nums: list[int] = []
+        self.started: set[Key] = set()
+        self.wants = False
+        self.retiring = False
+        self.last_beat = time.monotonic()
+        self.overdue_at = 0.0
+        self.ran_something = False
+        self.process: multiprocessing.process.BaseProcess | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._pool = pool
+        self._leases: dict[int, Lease] = {}
+        self._asks: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether rows that it was given have no end yet."""
+        return any(self.batches.values())
+
+    def give(self, batch: BatchJob) -> None:
+        """Sends it rows."""
+        self.wants = False
+        self.batches[batch.batch_num] = {job_key(job): job for job in batch.jobs}
+        self.batch_nums.append(batch.batch_num)
+        self.wire.send(batch)
+
+    def kill(self) -> None:
+        """At once. Its sandboxes go with it, or are removed by what reaps."""
+        if self.process is not None:
+            self.process.kill()
+        elif self.task is not None:
+            self.task.cancel()
+
+    def let_go(self) -> None:
+        """Gives back what it holds of the gate."""
+        for task in self._asks.values():
+            task.cancel()
+        for lease in self._leases.values():
+            self._pool.gate.release(lease, Verdict(kind="abandoned"))
+        self._asks.clear()
+        self._leases.clear()
+
+    def _receive(self, message: ToParent) -> None:
+        match message:
+            case Ask():
+                self._asks[message.ask] = asyncio.create_task(self._answer(message))
+            case Release():
+                self._leases.pop(message.lease.id, None)
+                self._pool.gate.release(message.lease, message.verdict)
+            case Heartbeat():
+                self.last_beat = time.monotonic()
+                self.overdue_at = message.overdue_at
+            case PromptStarted():
+                self.ran_something = True
+                self.started.add((message.row_key, message.sample_index))
+            case PromptEnded():
+                self._ended(message)
+            case WantBatch():
+                self.wants = True
+                self._pool.feed()
+            case Unask():
+                if task := self._asks.pop(message.ask, None):
+                    task.cancel()
+            case Log():
+                self._pool.events.log(message)
+            case Retire():
+                self.retiring = True
+            case Broken():
+                self._pool.broken(message)
+
+    async def _answer(self, message: Ask) -> None:
+        try:
+            lease = await self._pool.gate.acquire(message.tokens)
+        except RunStopped as stop:
+            self.wire.send(Refused(message.ask, stop.reason, stop.message))
+        else:
+            self._leases[lease.id] = lease
+            self.wire.send(Granted(message.ask, lease))
+        finally:
+            self._asks.pop(message.ask, None)
+
+    def _ended(self, message: PromptEnded) -> None:
+        key = (message.row_key, message.sample_index)
+        self.started.discard(key)
+        job = self.batches.get(message.batch_num, {}).pop(key, None)
+        self._pool.events.ended(message, job)
+        self._pool.feed()
+
+
+class Pool:
+    """Keeps workers busy until `events` has no more rows, or `stop` is called. `slots`: prompts in flight of each;
+    `here`: they run in this process."""
+
+    def __init__(self, spec: WorkerSpec, slots: Sequence[int], gate: Gate, events: Events, *, here: bool) -> None:
+        self.gate = gate
+        self.events = events
+        self.stop_reason = ""
+        self.problem: Exception | None = None
+        self._spec = spec
+        self._slots = slots
+        self._here = here
+        self._members: list[Member] = []
+        self._changed = asyncio.Event()
+        self._fruitless = 0
+        self._opening = 0
+        self.started = False  # the first workers are there
+        self._cut_at = float("inf")
+        self._kill_at = float("inf")
+        self._context = multiprocessing.get_context("forkserver")
+
+    async def run(self) -> None:
+        """To the end of the work. Raises UsageProblem or InternalFaultError if a worker could not go on."""
+        watch = asyncio.create_task(self._watch())
+        try:
+            await asyncio.gather(*(self._open(slots=slots) for slots in self._slots))
+            self.started = True
+            self.feed()
+            while self._members or self._opening:
+                await self._changed.wait()
+                self._changed.clear()
+        finally:
+            watch.cancel()
+            for member in self._members:
+                member.kill()
+        if self.problem is not None:
+            raise self.problem
+
+    def stop(self, reason: str, *, now: bool = False) -> None:
+        """No new rows and no new model calls; with `now`, running rows are cut off. Ends in bounded time."""
+        self.stop_reason = self.stop_reason or reason
+        cut_at = time.monotonic() + (0 if now else STOP_GRACE)
+        self._cut_at = min(self._cut_at, cut_at)
+        self._kill_at = min(self._kill_at, cut_at + CUT_GRACE)
+        for member in self._members:
+            member.wire.send(Stop(self.stop_reason, now))
+            self._drop_unstarted(member)
+        self.feed()
+
+    def broken(self, message: Broken) -> None:
+        """A worker says that it cannot go on."""
+        if message.kind == "stop":
+            self.stop(message.reason)
+            self.events.log(Log(-1, -1, f"stopped: {message.message}"))
+            self.problem = self.problem or RunStopped(message.reason, message.message)
+        else:
+            kind = UsageProblem if message.kind == "usage" else InternalFaultError
+            self.problem = self.problem or kind(message.message)
+            self.stop("fault", now=True)
+
+    def feed(self) -> None:
+        """Gives rows to whoever wants some; lets go whoever can have no more."""
+        for member in list(self._members):
+            if self.stop_reason or member.retiring:
+                if not member.busy:
+                    self._finish(member)
+            elif member.wants:
+                batch = self.events.next_batch(single=member.alone)
+                if batch is not None:
+                    member.give(batch)
+        self._finish_all_if_done()
+
+    # --- life of a worker
+
+    async def _open(self, *, slots: int, alone: bool = False) -> None:
+        self._opening += 1
+        try:
+            self._members.append(await self._opened(slots=slots, alone=alone))
+        finally:
+            self._opening -= 1
+
+    async def _opened(self, *, slots: int, alone: bool) -> Member:
+        member = Member(self, slots=slots, alone=alone)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: member.wire, sock=ours)
+        spec = msgspec.structs.replace(self._spec, slots=slots)
+        if self._here:
+            member.task = asyncio.create_task(_serve_here(spec, theirs))
+        else:
+            member.process = await asyncio.to_thread(self._start_process, spec, theirs)
+        member.wire.closed.add_done_callback(lambda _: asyncio.ensure_future(self._gone(member)))
+        return member
+
+    def _start_process(self, spec: WorkerSpec, theirs: socket.socket) -> multiprocessing.process.BaseProcess:
+        process = self._context.Process(target=worker_main, args=(msgspec.msgpack.encode(spec), theirs), daemon=False)
+        process.start()
+        theirs.close()
+        return process
+
+    def _finish(self, member: Member) -> None:
+        member.wire.send(Finish())
+
+    def _finish_all_if_done(self) -> None:
+        idle = [member for member in self._members if member.wants and not member.busy]
+        if len(idle) == len(self._members) and not self.stop_reason:
+            for member in idle:
+                self._finish(member)
+
+    def _drop_unstarted(self, member: Member) -> None:
+        for batch in member.batches.values():
+            for key in [key for key in batch if key not in member.started]:
+                del batch[key]
+
+    async def _gone(self, member: Member) -> None:
+        """Its socket is closed: it ended, or died."""
+        member.let_go()
+        self._opening += 1  # until whatever takes its place is there
+        code = await self._exit_code(member)
+        self._members.remove(member)
+        left = self._left_by(member)
+        if left and not self.stop_reason:
+            self._take_over(member, left, code)
+        if not self.stop_reason:
+            await self._replace(member, died=bool(left) or code != 0)
+        self._opening -= 1
+        self.feed()
+        self._changed.set()
+
+    async def _exit_code(self, member: Member) -> int:
+        if member.process is None:
+            assert member.task is not None
+            outcome = (await asyncio.gather(member.task, return_exceptions=True))[0]
+            if isinstance(outcome, Exception):
+                self.problem = self.problem or InternalFaultError(str(fault_of(outcome)))
+            return 0
+        await asyncio.to_thread(member.process.join, EXIT_GRACE)
+        if member.process.exitcode is None:
+            member.process.kill()
+            await asyncio.to_thread(member.process.join, EXIT_GRACE)
+        return member.process.exitcode or 0
+
+    def _left_by(self, member: Member) -> list[tuple[int, Job]]:
+        """The jobs that have no row on disk. What is there, but was not said any more, is heard now."""
+        open_batches = [number for number, jobs in member.batches.items() if jobs]
+        for message in self.events.recover(open_batches) if open_batches else ():
+            key = (message.row_key, message.sample_index)
+            if job := member.batches.get(message.batch_num, {}).pop(key, None):
+                self.events.ended(message, job)
+        return [(number, job) for number in open_batches for job in member.batches[number].values()]
+
+    def _take_over(self, member: Member, left: list[tuple[int, Job]], code: int) -> None:
+        cause = f"signal={-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
+        self.events.log(Log(-1, -1, f"a worker died: {cause}; {len(left)} of its rows have no end"))
+        suspects = [job for _, job in left if job_key(job) in member.started]
+        self.events.requeue([job for _, job in left if job_key(job) not in member.started], suspect=False)
+        if not member.alone:
+            self.events.requeue(suspects, suspect=True)
+            return
+        for number, job in left:
+            if job_key(job) in member.started:
+                self.events.died(number, job, cause)
+
+    async def _replace(self, member: Member, *, died: bool) -> None:
+        self._fruitless = self._fruitless + 1 if died and not member.ran_something else 0
+        if self._fruitless >= FRUITLESS:
+            self.problem = self.problem or InternalFaultError(
+                f"{FRUITLESS} workers in a row died before they ran a row"
+            )
+            self.stop("fault", now=True)
+            return
+        if (died or member.retiring) and not member.alone:
+            await self._open(slots=member.slots)
+        await self._open_alone_if_needed()
+
+    async def _open_alone_if_needed(self) -> None:
+        if self.events.has_suspects() and not any(other.alone for other in self._members):
+            await self._open(slots=1, alone=True)
+
+    async def _watch(self) -> None:
+        """Enforces from outside what a worker whose loop is blocked cannot do itself."""
+        while True:
+            await asyncio.sleep(0.5)
+            now = time.monotonic()
+            if now >= self._cut_at:
+                self._cut_at = float("inf")
+                self.stop(self.stop_reason, now=True)
+            for member in self._members:
+                blocked = now - member.last_beat > SILENCE and 0 < member.overdue_at < now - SILENCE
+                if now >= self._kill_at or (blocked and member.process is not None):
+                    member.kill()
+
+
+async def _serve_here(spec: WorkerSpec, connection: socket.socket) -> None:
+    worker = Worker(spec)
+    await asyncio.get_running_loop().create_connection(lambda: worker.wire, sock=connection)
+    try:
+        await worker.run()
+    finally:
+        worker.wire.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(worker.wire.closed), 2)

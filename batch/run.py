@@ -1,0 +1,325 @@
+"""One invocation's work: what the workers say becomes counts, checkpoints, log lines and further work."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from tools.environments.table import load_backend
+
+from agent.conversation import End
+from agent.errors import RunStopped
+from agent.models.gate import RunGate
+from agent.outcome import Outcome, row_of
+from agent.prompt import Try
+from agent.rollout import offered_tools
+from agent.row import encode_row
+from agent.text import Redactor, clean
+from batch.hook import Hook
+from batch.index import JournalIndex
+from batch.messages import NO_ROW, BatchJob, Job, Log, PromptEnded
+from batch.plan import Plan
+from batch.pool import Pool
+from batch.progress import Progress, ProgressSnapshot, RunLog
+from batch.rows import parse_row
+from batch.settings import RunSettings
+from batch.store import RunDirectory
+from batch.work import Work
+from batch.worker import WorkerSpec, ended_message
+from tools.environments.base import Owner
+from tools.errors import RowFailed, UsageProblem
+
+TICK = 0.5  # seconds between looks at the clock, the gate and the display
+CHECKPOINT_SECONDS = 5.0
+CHECKPOINT_SHARE = 0.02  # of wall time at the most
+REASONING_WARNING = 20  # ended rows without any reasoning after which the switch is named
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def count_pending(index: JournalIndex, settings: RunSettings) -> int:
+    """Rows and samples that an invocation with these settings runs."""
+    return index.count_pending(settings.retry, settings.only_ids, settings.max_attempts)
+
+
+class Run:
+    """Fulfils the pool's `Events`. `stopped` says afterwards why it ended early, `signal_code` whether a signal did."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: RunDirectory,
+        index: JournalIndex,
+        *,
+        owner: Owner,
+        redactor: Redactor,
+    ) -> None:
+        self.stopped: RunStopped | None = None
+        self.signal_code = 0
+        self._plan = plan
+        self._settings = plan.settings
+        self._directory = directory
+        self._index = index
+        self._owner = owner
+        self._redactor = redactor
+        self._log = RunLog(directory.log_path)
+        self._backend = load_backend(plan.backend)
+        self._gate = self._make_gate()
+        self._work = Work(
+            index.pending(plan.settings.retry, plan.settings.only_ids, plan.settings.max_attempts),
+            batch_size=plan.settings.batch_size,
+            next_number=directory.next_batch_number(),
+            may_start=self._gate.may_start_row,
+        )
+        self._progress = Progress(sys.stderr, plan.environ, quiet=plan.settings.quiet)
+        self._hook = Hook(plan.on_task_done, directory, self.say) if plan.on_task_done else None
+        self._pool = Pool(self._worker_spec(), self._slots(), self._gate, self, here=plan.settings.num_workers == 0)
+        self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
+        self._checkpointed_at: float | None = None
+        self._not_before = 0.0
+        self._since_checkpoint = 0
+        self._seen: Counter[bool] = Counter()  # rows ended in this invocation, by whether they had reasoning
+
+    # --- start to end
+
+    async def execute(self) -> None:
+        """Runs what is pending. Raises UsageProblem and InternalFaultError."""
+        await self._reap("removed {} sandboxes that dead runs had left")
+        await self._prepare_image()
+        self._listen()
+        ticking = asyncio.create_task(self._tick())
+        try:
+            await self._pool.run()
+        except RunStopped as stop:
+            self.stopped = self.stopped or stop
+        finally:
+            ticking.cancel()
+            self._progress.close()
+            await self._reap("removed {} sandboxes that killed workers had left")
+            if self._hook:
+                await asyncio.to_thread(self._hook.close)
+        self.stopped = self.stopped or self._gate.stopped or self._out_of_budget()
+        if self.stopped:
+            self.say(f"stopped early: {self.stopped.message}")
+        self._write_checkpoint()
+        self._log.close()
+
+    def _make_gate(self) -> RunGate:
+        settings = self._settings
+        return RunGate(
+            self._plan.model.keys,
+            settings.concurrency,
+            rpm=settings.rpm,
+            tpm=settings.tpm,
+            max_cost=settings.max_cost,
+            max_total_tokens=settings.max_total_tokens,
+            rate_limit_wait=settings.rate_limit_wait,
+            endpoint_wait=settings.endpoint_wait,
+            spent=self._index.spent.spend,
+            ended_rows=self._index.spent.tries,
+        )
+
+    def _worker_spec(self) -> WorkerSpec:
+        return WorkerSpec(
+            run_dir=str(self._directory.path.resolve()),
+            slots=0,
+            model=self._plan.model,
+            policy=self._plan.policy,
+            backend=self._plan.backend,
+            owner=self._owner,
+            success_checker=self._settings.success_checker,
+        )
+
+    def _slots(self) -> Sequence[int]:
+        """Prompts in flight for each worker: no more workers than there are batches or slots."""
+        settings = self._settings
+        batches = -(-count_pending(self._index, settings) // settings.batch_size)
+        workers = max(1, min(settings.num_workers, settings.concurrency, batches))
+        share, more = divmod(settings.concurrency, workers)
+        return [share + (number < more) for number in range(workers)]
+
+    async def _prepare_image(self) -> None:
+        image = self._settings.image
+        if not image or not self._backend.takes_images:
+            return
+        try:
+            await self._backend.prepare(image)
+        except RowFailed as error:
+            raise UsageProblem(f"image {image}: {error}") from error
+
+    async def _reap(self, text: str) -> None:
+        removed = await self._backend.reap()
+        if removed:
+            self.say(text.format(removed))
+
+    def _out_of_budget(self) -> RunStopped | None:
+        if not self._work.refused:
+            return None
+        return RunStopped("budget", "the budget has no room for another row")
+
+    # --- signals and time
+
+    def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number, code in SIGNALS.items():
+            loop.add_signal_handler(number, self._interrupted, code)
+
+    def _interrupted(self, code: int) -> None:
+        """Once: running rows may end their current call. Twice: at once."""
+        again = bool(self.signal_code)
+        self.signal_code = self.signal_code or code
+        if not again:
+            self._progress.note("interrupted: running rows are being saved (again to cut them off)")
+        self.stop(RunStopped("interrupt", "interrupted"), now=again)
+
+    def stop(self, why: RunStopped, *, now: bool = False) -> None:
+        """No new rows, no new model calls."""
+        self.stopped = self.stopped or why
+        self._gate.stop(why.reason, why.message)
+        self._pool.stop(why.reason, now=now)
+
+    async def _tick(self) -> None:
+        opened = False
+        while True:
+            if not opened and self._pool.started:  # the display's thread comes after the workers' processes
+                self._progress.open()
+                opened = True
+            if self._gate.stopped and not self._pool.stop_reason:
+                self.stop(self._gate.stopped)
+            if time.monotonic() >= self._checkpoint_at:
+                self._checkpoint_if_due()
+            self._progress.update(self._snapshot())
+            await asyncio.sleep(TICK)
+
+    def _snapshot(self) -> ProgressSnapshot:
+        index, cooling = self._index, self._gate.cooling_until
+        now = time.monotonic()
+        return ProgressSnapshot(
+            total=index.counts().total,
+            by_status=index.by_status(),
+            running=self._work.outstanding,
+            tool_calls=index.tool_calls.total(),
+            model_calls=index.spent.api_calls,
+            tokens=self._gate.spent.usage.total_tokens,
+            cost_usd=self._gate.spent.cost_usd,
+            checkpoint_age=None if self._checkpointed_at is None else now - self._checkpointed_at,
+            cooling=max(0.0, cooling - asyncio.get_running_loop().time()) if cooling else 0.0,
+        )
+
+    # --- Events
+
+    def next_batch(self, *, single: bool) -> BatchJob | None:
+        """See Events."""
+        return self._work.next_batch(single=single)
+
+    def ended(self, message: PromptEnded, job: Job | None) -> None:
+        """See Events."""
+        self._index.note(message)
+        self._gate.row_ended(message.spend, message.status == "completed", message.row_fault)
+        self._work.ended(message, job, self._settings.max_attempts)
+        self._log.write(self._line(message), message.batch_num, message.prompt_index)
+        if self._settings.verbose:
+            self._progress.note(f"[B{message.batch_num}:P{message.prompt_index}] {self._line(message)}")
+        if self._hook:
+            self._hook.ended(message)
+        self._warn_of_reasoning(message)
+        self._since_checkpoint += 1
+        if self._since_checkpoint >= self._settings.checkpoint_interval:
+            self._checkpoint_if_due()
+
+    def _line(self, message: PromptEnded) -> str:
+        reason = f" ({message.reason})" if message.reason and message.reason != message.status else ""
+        error = f": {message.error[: self._settings.log_prefix_chars]}" if message.error else ""
+        calls = f"{message.api_calls} calls, {message.duration_seconds:.1f} s"
+        return f"{message.task_id} {message.status}{reason}, {calls}{error}"
+
+    def _warn_of_reasoning(self, message: PromptEnded) -> None:
+        self._seen[message.has_reasoning] += 1
+        if self._seen.total() == REASONING_WARNING and not self._seen[True] and not self._settings.keep_no_reasoning:
+            self.say(
+                f"the first {REASONING_WARNING} rows are discarded: no reasoning (--keep_no_reasoning keeps such)"
+            )
+
+    def died(self, batch_num: int, job: Job, cause: str) -> None:
+        """See Events."""
+        last = job.attempt >= self._settings.max_attempts
+        end = End(
+            status="failed",
+            reason="worker_died",
+            error=f"worker_died {cause}",
+            error_class="worker_died",
+            retryable=not last,
+        )
+        prompt, which = parse_row(job.line), _try_of(job, batch_num)
+        tools = offered_tools(prompt, self._plan.policy, job.row_key)
+        row = row_of(
+            Outcome(
+                prompt=prompt,
+                which=which,
+                policy=self._plan.policy,
+                tools=tools,
+                redactor=self._redactor,
+                model=self._plan.model.model,
+            ),
+            end,
+        )
+        self._directory.mend_batch(batch_num)
+        offset, length = self._directory.append(batch_num, encode_row(row))
+        self.ended(ended_message(row, offset, length), job)
+
+    def recover(self, batch_nums: list[int]) -> list[PromptEnded]:
+        """See Events."""
+        return list(self._recovered(batch_nums))
+
+    def _recovered(self, batch_nums: list[int]) -> Iterator[PromptEnded]:
+        for number in batch_nums:
+            self._directory.mend_batch(number)
+            for row, (offset, length) in self._directory.rows(number):
+                yield ended_message(row, offset, length)
+
+    def requeue(self, jobs: list[Job], *, suspect: bool) -> None:
+        """See Events."""
+        self._work.requeue(jobs, suspect=suspect)
+
+    def has_suspects(self) -> bool:
+        """See Events."""
+        return self._work.has_suspects()
+
+    def log(self, message: Log) -> None:
+        """See Events."""
+        self._log.write(self._redactor.text(clean(message.text)), message.batch_num, message.prompt_index)
+
+    def say(self, text: str) -> None:
+        """A line for the user and for run.log."""
+        self.log(Log(NO_ROW, NO_ROW, text))
+        self._progress.note(self._redactor.text(clean(text)))
+
+    # --- checkpoints
+
+    def _checkpoint_if_due(self) -> None:
+        if time.monotonic() >= self._not_before:
+            with suppress(RunStopped):  # the next one, or the journal, tells that the disk is full
+                self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        began = time.monotonic()
+        self._directory.write_checkpoint(self._index, self._settings.run_name)
+        now = time.monotonic()
+        self._since_checkpoint = 0
+        self._checkpointed_at = now
+        self._checkpoint_at = now + CHECKPOINT_SECONDS
+        self._not_before = now + (now - began) / CHECKPOINT_SHARE
+
+
+def _try_of(job: Job, batch_num: int) -> Try:
+    return Try(
+        prompt_index=job.prompt_index,
+        task_id=job.task_id,
+        row_key=job.row_key,
+        row_sha=job.row_sha,
+        sample_index=job.sample_index,
+        attempt=job.attempt,
+        batch_num=batch_num,
+    )

@@ -1,0 +1,386 @@
+"""A run's settings: one frozen definition that serves flags, YAML, environment, help, the manifest and the README.
+
+A flag beats the `--config` file, the file beats the environment (`BATCH_RUNNER_<SETTING>`), that beats the default.
+Every mistake is a `UsageProblem` of one line that names the setting, where it came from and what is expected.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from agent.models.options import ProviderSort, ReasoningEffort
+from agent.text import clean
+from batch.options import Given, Option, about, merge, options_of, read_environment, read_flags, read_yaml
+from tools.errors import UsageProblem
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+
+OutputFormat = Literal["sharegpt", "json", "jsonl", "turns"]
+Retry = Literal["none", "failed", "timeout", "incomplete", "all"]
+Network = Literal["on", "none"]
+
+Action = Literal["run", "help", "version", "list_distributions", "list_toolsets", "list_backends", "list_providers"]
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_workers() -> int:
+    """As many worker processes as there are cores, four at most."""
+    return min(4, cores())
+
+
+INPUT, OUTPUT, RESUME, RUN = "Prompts", "Results", "Resuming", "Running"
+TOOLS, MODEL, BUDGET, SANDBOX, DISPLAY = "Tools", "Model", "Limits and budget", "Sandbox", "Display"
+
+
+class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a run can be told. As `load_settings` returns it for a run, `run_name` is filled in, values agree
+    with each other, and `keep_no_reasoning` is on where `reasoning_disabled` is."""
+
+    dataset_file: Annotated[
+        str,
+        about(
+            INPUT,
+            "file of prompts: JSONL (also .gz, .zst), a JSON array, Parquet; - is stdin",
+            "input",
+            shown="required unless prompt",
+        ),
+    ] = ""
+    prompt: Annotated[str, about(INPUT, "one prompt instead of a file; the answer goes to stdout")] = ""
+    max_samples: Annotated[Count | None, about(INPUT, "the first N rows only (after the shuffle)", shown="all")] = None
+    shuffle: Annotated[bool, about(INPUT, "run the rows in an order drawn by `seed`")] = False
+    seed: Annotated[int, about(INPUT, "decides shuffle and the toolsets of every row")] = 0
+    samples_per_prompt: Annotated[
+        Count, about(INPUT, "independent tries of each row: same tools, the sent seed differs")
+    ] = 1
+    spread: Annotated[str, about(INPUT, "a toolset: rows that ask for it are interleaved evenly")] = ""
+    skip_bad_rows: Annotated[bool, about(INPUT, "count bad rows and go on instead of stopping")] = False
+
+    run_name: Annotated[
+        str, about(OUTPUT, "names the run: one path component of [A-Za-z0-9._-]", shown="required unless output")
+    ] = ""
+    output_dir: Annotated[str, about(OUTPUT, "the run directory is output_dir/run_name", "trajectory_dir")] = "data"
+    output: Annotated[
+        str, about(OUTPUT, "the run directory itself; F.jsonl with output_format=jsonl: directory F, and that file too")
+    ] = ""
+    output_format: Annotated[
+        tuple[OutputFormat, ...],
+        about(OUTPUT, "json is a file per task, jsonl those records in one file, turns a line per turn"),
+    ] = ("sharegpt",)
+    save_all: Annotated[
+        bool, about(OUTPUT, "merge rows that ended early too (max_turns, timeout, partial); off: completed ones only")
+    ] = True
+    keep_no_reasoning: Annotated[bool, about(OUTPUT, "keep samples without reasoning in any turn")] = False
+    keep_unknown_tools: Annotated[bool, about(OUTPUT, "keep samples that called an invented tool")] = False
+    success_checker: Annotated[str, about(OUTPUT, "judges every row: path/file.py:function or module.function")] = ""
+    on_task_done: Annotated[str, about(OUTPUT, "called after every row: path/file.py:function or module.function")] = ""
+    finalize: Annotated[bool, about(OUTPUT, "rebuild every derived file of a run, without a model call")] = False
+
+    resume: Annotated[bool, about(RESUME, "go on with a run directory that holds results")] = False
+    retry: Annotated[
+        tuple[Retry, ...], about(RESUME, "which ended rows to try again; incomplete is max_turns and partial")
+    ] = ("failed",)
+    only_ids: Annotated[tuple[str, ...], about(RESUME, "run these task ids only, whatever their end was")] = ()
+    max_attempts: Annotated[Count, about(RESUME, "tries of one row over all invocations")] = 3
+    allow_config_change: Annotated[
+        bool, about(RESUME, "resume although settings that shape the data, or rows, have changed")
+    ] = False
+    checkpoint_interval: Annotated[Count, about(RESUME, "ended rows between checkpoints")] = 10
+    steal_lock: Annotated[bool, about(RESUME, "take over a run directory whose owner cannot be seen to be dead")] = (
+        False
+    )
+
+    batch_size: Annotated[Count, about(RUN, "rows per batch file, the unit of dispatch")] = 10
+    num_workers: Annotated[Natural, about(RUN, "worker processes; 0 runs in the parent", shown="min(4, cores)")] = (
+        field(default_factory=default_workers)
+    )
+    concurrency: Annotated[Count, about(RUN, "prompts in flight over all workers")] = 16
+    max_turns: Annotated[Count, about(RUN, "model calls per prompt", "max_iterations", "max_steps")] = 30
+    timeout: Annotated[Positive, about(RUN, "seconds for a whole prompt: set-up, loop, checker, clean-up")] = 3600.0
+    dry_run: Annotated[bool, about(RUN, "check everything, show what would run; no model call, no file")] = False
+
+    distribution: Annotated[str, about(TOOLS, "named distribution that every row's toolsets are drawn from")] = (
+        "default"
+    )
+    enabled_toolsets: Annotated[
+        tuple[str, ...], about(TOOLS, "these toolsets or tools for every row, instead of a distribution")
+    ] = ()
+    disabled_toolsets: Annotated[tuple[str, ...], about(TOOLS, "never offer these toolsets or tools")] = ()
+    allow_missing_toolsets: Annotated[bool, about(TOOLS, "run without the tools that are not available here")] = False
+    parse_text_tool_calls: Annotated[bool, about(TOOLS, "execute tool calls that the model wrote into its text")] = (
+        False
+    )
+
+    model: Annotated[
+        str,
+        about(MODEL, "model name; scripted:FILE.yaml plays a script, replay:RUN_DIR an earlier run", shown="required"),
+    ] = ""
+    provider: Annotated[str, about(MODEL, "provider of --list_providers", shown="from base_url, model and keys")] = ""
+    base_url: Annotated[str, about(MODEL, "endpoint, up to and with /v1", shown="the provider's")] = ""
+    api_key: Annotated[
+        str, about(MODEL, "key, or several with commas", shown="the provider's variable", secret=True)
+    ] = ""
+    fallback_model: Annotated[tuple[str, ...], about(MODEL, "models tried in order when the model is unavailable")] = ()
+    max_fallback_attempts: Annotated[Natural, about(MODEL, "how many of the fallback models may be tried")] = 3
+    max_tokens: Annotated[Count | None, about(MODEL, "length limit of one reply", shown="not sent")] = None
+    temperature: Annotated[NotNegative | None, about(MODEL, "sampling temperature", shown="not sent")] = None
+    top_p: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, about(MODEL, "nucleus sampling", shown="not sent")] = (
+        None
+    )
+    deterministic: Annotated[
+        bool, about(MODEL, "temperature 0, a fixed seed sent, toolsets and order fixed by `seed`")
+    ] = False
+    reasoning_effort: Annotated[
+        ReasoningEffort | None,
+        about(MODEL, "how much reasoning to ask for", shown="not sent"),
+    ] = None
+    reasoning_disabled: Annotated[bool, about(MODEL, "ask for no reasoning; implies keep_no_reasoning")] = False
+    ephemeral_system_prompt: Annotated[str, about(MODEL, "system text used in requests, never saved")] = ""
+    prefill_messages_file: Annotated[
+        str, about(MODEL, "JSON array of {role, content} put before the prompt in requests, never saved")
+    ] = ""
+    trim_context: Annotated[bool, about(MODEL, "shorten old tool results in requests when the context overflows")] = (
+        False
+    )
+    providers_allowed: Annotated[tuple[str, ...], about(MODEL, "OpenRouter: only these upstream providers")] = ()
+    providers_ignored: Annotated[tuple[str, ...], about(MODEL, "OpenRouter: never these upstream providers")] = ()
+    providers_order: Annotated[tuple[str, ...], about(MODEL, "OpenRouter: upstream providers in this order")] = ()
+    provider_sort: Annotated[ProviderSort | None, about(MODEL, "OpenRouter: how upstream providers are sorted")] = None
+
+    request_timeout: Annotated[Positive, about(BUDGET, "seconds for one model call in total")] = 600.0
+    request_retries: Annotated[Count, about(BUDGET, "tries per model call")] = 5
+    endpoint_wait: Annotated[NotNegative, about(BUDGET, "seconds to wait for an endpoint that went away")] = 300.0
+    rate_limit_wait: Annotated[NotNegative, about(BUDGET, "seconds to wait under rate limits without one success")] = (
+        900.0
+    )
+    rpm: Annotated[Count | None, about(BUDGET, "requests a minute over all workers")] = None
+    tpm: Annotated[Count | None, about(BUDGET, "tokens a minute over all workers")] = None
+    max_cost: Annotated[Positive | None, about(BUDGET, "USD that the whole run may spend")] = None
+    max_total_tokens: Annotated[Count | None, about(BUDGET, "tokens that the whole run may use")] = None
+    price_in: Annotated[
+        NotNegative | None, about(BUDGET, "USD per 1,000,000 input tokens", shown="the price table")
+    ] = None
+    price_out: Annotated[
+        NotNegative | None, about(BUDGET, "USD per 1,000,000 output tokens", shown="the price table")
+    ] = None
+
+    container_backend: Annotated[
+        str, about(SANDBOX, "backend of --list_backends, or auto", "environment", "env", "backend")
+    ] = "auto"
+    image: Annotated[str, about(SANDBOX, "container image of rows that name none", shown="python:3.11-slim")] = ""
+    cwd: Annotated[str, about(SANDBOX, "working directory in the sandbox", shown="/workspace; local: its own")] = ""
+    cpus: Annotated[Positive, about(SANDBOX, "processor cores of one sandbox")] = 1.0
+    memory_mb: Annotated[Count, about(SANDBOX, "memory of one sandbox in MiB")] = 5120
+    network: Annotated[Network, about(SANDBOX, "network of the sandbox")] = "on"
+    command_timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=600)], about(SANDBOX, "seconds for one command that asks for no other time")
+    ] = 180.0
+    volumes: Annotated[tuple[str, ...], about(SANDBOX, "HOST:SANDBOX or HOST:SANDBOX:ro, comma-separated")] = ()
+    env_allow: Annotated[tuple[str, ...], about(SANDBOX, "names of variables that are handed into the sandbox")] = ()
+
+    log_prefix_chars: Annotated[Natural, about(DISPLAY, "characters of prompts and results in log lines")] = 100
+    verbose: Annotated[bool, about(DISPLAY, "more on stderr")] = False
+    quiet: Annotated[bool, about(DISPLAY, "no progress")] = False
+    json_summary: Annotated[bool, about(DISPLAY, "the final summary as one JSON object")] = False
+
+
+PREFIX = "BATCH_RUNNER_"
+ACTIONS: tuple[Action, ...] = get_args(Action)[1:]
+CONFIG = Option(
+    name="config",
+    group=RUN,
+    meaning="YAML file of settings; a flag beats it, it beats the environment",
+    aliases=(),
+    kind=str,
+    expected="text",
+    default="",
+    shown="none",
+    secret=False,
+)
+
+
+def run_options() -> tuple[Option, ...]:
+    """The settings as options, in the order of the definition."""
+    return options_of(RunSettings)
+
+
+def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[RunSettings, Action]:
+    """Command line (without the program's name) and environment -> what is to be done, and how.
+
+    Reads the `--config` file. For an action other than `run` settings are read but not checked against each other.
+    """
+    options = run_options()
+    flags, asked = read_flags(argv, [*options, CONFIG], ACTIONS)
+    action: Action = next((each for each in ACTIONS if each in asked), "run")
+    config = merge([[given for given in flags if given.option is CONFIG]]).get("config", "")
+    sources = [
+        [given for given in flags if given.option is not CONFIG],
+        _read_config(Path(config), options) if config else [],
+        read_environment(environ, options, PREFIX),
+    ]
+    settings = RunSettings(**merge(sources))
+    return (_agreed(settings) if action == "run" else settings), action
+
+
+def _read_config(path: Path, options: Sequence[Option]) -> list[Given]:
+    given = read_yaml(path, options)
+    for each in given:
+        if each.option.name == "container_backend" and isinstance(each.value, dict):
+            raise UsageProblem(f"{each.origin}: a mapping is not supported yet; write the backend's name")
+    return [_network_of_yaml(each) for each in given]
+
+
+def _network_of_yaml(given: Given) -> Given:
+    """YAML reads a bare `on` as true."""
+    if given.option.name == "network" and isinstance(given.value, bool):
+        return Given(given.option, "on" if given.value else "none", given.origin)
+    return given
+
+
+def _agreed(settings: RunSettings) -> RunSettings:
+    for check in (_check_input, _check_model, _check_limits, _check_sandbox):
+        check(settings)
+    return msgspec.structs.replace(
+        settings,
+        run_name=_run_name(settings),
+        keep_no_reasoning=settings.keep_no_reasoning or settings.reasoning_disabled,
+    )
+
+
+def _refuse(wrong: bool, message: str) -> None:
+    if wrong:
+        raise UsageProblem(message)
+
+
+def _check_input(settings: RunSettings) -> None:
+    both = bool(settings.prompt) and bool(settings.dataset_file)
+    _refuse(both, "prompt and dataset_file: give one of them")
+    _refuse(settings.finalize and bool(settings.prompt), "finalize works on a run's files: it takes no prompt")
+    _refuse(settings.finalize and settings.dry_run, "finalize and dry_run exclude each other")
+    _refuse(settings.verbose and settings.quiet, "verbose and quiet exclude each other")
+    _refuse(len(settings.retry) > 1 and "none" in settings.retry, "retry: none stands alone")
+    _refuse(not settings.retry, "retry: expected at least one of none, failed, timeout, incomplete, all")
+    _refuse(not settings.output_format, "output_format: expected at least one of sharegpt, json, jsonl, turns")
+    missing = not settings.dataset_file and not settings.prompt.strip() and not settings.finalize
+    _refuse(missing, "no prompts: give --dataset_file FILE or --prompt TEXT")
+
+
+def _check_model(settings: RunSettings) -> None:
+    _refuse(not settings.model and not settings.finalize, "no model: give --model NAME")
+    warm = settings.deterministic and bool(settings.temperature)
+    _refuse(warm, f"deterministic sends temperature 0: leave out temperature {settings.temperature}")
+    effort = settings.reasoning_disabled and settings.reasoning_effort not in {None, "none"}
+    _refuse(effort, "reasoning_disabled and reasoning_effort exclude each other")
+    if settings.base_url and urlsplit(settings.base_url).scheme not in {"http", "https"}:
+        raise UsageProblem("base_url: expected a URL that starts with http:// or https://")
+
+
+def _check_limits(settings: RunSettings) -> None:
+    one = (settings.price_in is None) != (settings.price_out is None)
+    _refuse(one, "price_in and price_out belong together: give both")
+
+
+def _check_sandbox(settings: RunSettings) -> None:
+    for name in settings.env_allow:
+        _refuse(not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"env_allow: {name!r} is no variable's name")
+    for volume in settings.volumes:
+        shape = re.fullmatch(r"[^:]+:/[^:]*(:ro|:rw)?", volume)
+        _refuse(shape is None, f"volumes: expected HOST:/SANDBOX or HOST:/SANDBOX:ro, got {volume!r}")
+
+
+def _run_name(settings: RunSettings) -> str:
+    """The run's name, wherever it comes from, checked."""
+    name = settings.run_name
+    if settings.output:
+        if settings.output_dir != "data":
+            raise UsageProblem("output is the run directory itself: leave out output_dir")
+        last = Path(os.path.abspath(run_directory(settings))).name  # noqa: PTH100 - resolve() would follow links
+        if name and name != last:
+            raise UsageProblem(f"output ends in {last!r} but run_name is {name!r}: leave out one of them")
+        name = last
+    elif not name and settings.prompt and not settings.resume and not settings.finalize:
+        name = f"prompt-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"[:-3] + "Z"
+    _refuse(not name, "no run_name: give --run_name NAME (or --output DIRECTORY)")
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) or name in {".", ".."}:
+        raise UsageProblem(f"run_name: expected one path component of [A-Za-z0-9._-], got {name[:60]!r}")
+    return name
+
+
+def run_directory(settings: RunSettings) -> Path:
+    """Where the run's files are."""
+    if not settings.output:
+        return Path(settings.output_dir) / settings.run_name
+    if settings.output.endswith(".jsonl"):
+        if "jsonl" not in settings.output_format:
+            raise UsageProblem(f"output {settings.output}: a .jsonl file needs output_format=jsonl")
+        return Path(settings.output.removesuffix(".jsonl"))
+    return Path(settings.output)
+
+
+def records_file(settings: RunSettings) -> Path | None:
+    """The one file of `output_format=jsonl` that was asked for by name."""
+    return Path(settings.output) if settings.output.endswith(".jsonl") else None
+
+
+def _unchanged(text: str) -> str:
+    return text
+
+
+def manifest(settings: RunSettings, redact: Callable[[str], str] = _unchanged) -> dict[str, Any]:
+    """The settings as plain values for run.json, in the order of the definition: no key, no user:password of a URL;
+    `redact` goes over every text."""
+    shown = {option.name: getattr(settings, option.name) for option in run_options() if not option.secret}
+    shown["base_url"] = _without_user(settings.base_url)
+    return {name: _redacted(value, redact) for name, value in shown.items()}
+
+
+def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
+    if isinstance(value, tuple):
+        return [redact(clean(each)) for each in value]
+    return redact(clean(value)) if isinstance(value, str) else value
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else url
+
+
+ONCE_ONLY = {"resume", "finalize", "dry_run", "steal_lock", "api_key"}
+
+
+def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "python batch_runner.py") -> str:
+    """The shell command that goes on with this run: the flags of `argv` without keys, and `--resume`.
+
+    A dataset that was copied into the run directory (stdin, a pipe) is named there; a run name that was made up is
+    named too.
+    """
+    flags, _ = read_flags(argv, [*run_options(), CONFIG], ACTIONS)
+    words = [_as_flag(given, settings) for given in flags if given.option.name not in ONCE_ONLY]
+    given_names = {given.option.name for given in flags}
+    if settings.prompt and not given_names & {"run_name", "output"}:
+        words.append(f"--run_name={settings.run_name}")
+    return " ".join([program, *(shlex.quote(word) for word in [*words, "--resume"])])
+
+
+def _as_flag(given: Given, settings: RunSettings) -> str:
+    name, value = given.option.name, str(given.value)
+    copied = run_directory(settings) / "dataset.jsonl"
+    if name == "dataset_file" and copied.exists():
+        value = str(copied)
+    if given.option.is_flag and value == "true":
+        return f"--{name}"
+    return f"--{name}={_without_user(value) if name == 'base_url' else value}"

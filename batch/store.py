@@ -1,0 +1,251 @@
+"""Every path and every byte of a run directory. See `batch.journal` for its journal, `batch.lock` for its lock."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from agent.errors import RunStopped
+from agent.row import Row, decode_row
+from batch.checkpoint import checkpoint
+from batch.journal import BatchFile, Mended, Place, batch_path, disk_stop, mend_tail, sync_directory
+from batch.lock import PATIENCE, RunLock, join, own
+from tools.environments.base import Owner
+from tools.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from batch.index import JournalIndex
+
+_BATCH_NAME = re.compile(r"batch_(\d+)\.jsonl(\.torn)?")
+_FOLDERS = ("", "tasks", "turns")  # where derived files stand
+_READ_AHEAD = 1 << 14
+
+
+class Mending(Struct, frozen=True, kw_only=True):
+    """What was left of an invocation that did not end well: batch files whose tail was cut, or lacked its newline, and
+    half-made derived files that were removed."""
+
+    cut: tuple[str, ...] = ()
+    completed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+class RunDirectory:
+    """The files of one run, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest_path = path / "run.json"
+        self.checkpoint_path = path / "checkpoint.json"
+        self.trajectories_path = path / "trajectories.jsonl"
+        self.statistics_path = path / "statistics.json"
+        self.metrics_path = path / "metrics.json"
+        self.failures_path = path / "failures.jsonl"
+        self.tasks_path = path / "tasks"
+        self.turns_path = path / "turns"
+        self.log_path = path / "run.log"
+        self.lock_path = path / "run.lock"
+        self.dataset_path = path / "dataset.jsonl"  # what came by a pipe
+        self._started_at = ""
+
+    def own(self, owner: Owner, *, steal: bool = False, patience: float = PATIENCE) -> RunLock:
+        """Makes the directory if need be and takes its lock. UsageProblem if another process has it, or it cannot be
+        made."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            return own(self.lock_path, owner, self.checkpoint_path, steal=steal, patience=patience)
+        except OSError as error:
+            raise UsageProblem(f"the run directory {self.path} cannot be written: {error.strerror or error}") from error
+
+    def remove_if_unused(self) -> None:
+        """Takes the directory away again if nothing but the lock was ever written into it."""
+        with suppress(OSError):
+            if [path.name for path in self.path.iterdir()] == [self.lock_path.name]:
+                self.lock_path.unlink()
+                self.path.rmdir()
+
+    def join(self, owner: Owner) -> RunLock:
+        """A worker's share of its owner's lock. UsageProblem if the run has another owner by now."""
+        return join(self.lock_path, owner)
+
+    def batch_path(self, batch_num: int) -> Path:
+        """The file of a batch."""
+        return batch_path(self.path, batch_num)
+
+    def batch_numbers(self) -> list[int]:
+        """Batches that have a file, lowest first."""
+        return sorted(number for number, torn in self._batch_names() if not torn)
+
+    def next_batch_number(self) -> int:
+        """Above every one that left a trace."""
+        return max((number for number, _ in self._batch_names()), default=-1) + 1
+
+    def holds_results(self) -> bool:
+        """Whether any row has ended here."""
+        return any(self.batch_path(number).stat().st_size for number in self.batch_numbers())
+
+    def _batch_names(self) -> Iterator[tuple[int, bool]]:
+        if self.path.is_dir():
+            for path in self.path.iterdir():
+                if found := _BATCH_NAME.fullmatch(path.name):
+                    yield int(found[1]), bool(found[2])
+
+    # --- the journal
+
+    def mend(self) -> Mending:
+        """Before anything else is read or written: see Mending. RunStopped if the disk refuses."""
+        cut, completed = [], []
+        for number in self.batch_numbers():
+            mended = self.mend_batch(number)
+            if mended.cut:
+                cut.append(self.batch_path(number).name)
+            if mended.newline:
+                completed.append(self.batch_path(number).name)
+        return Mending(cut=tuple(cut), completed=tuple(completed), removed=tuple(self._remove_half_made()))
+
+    def mend_batch(self, batch_num: int) -> Mended:
+        """The tail of one batch file; nothing if it has no file."""
+        path = self.batch_path(batch_num)
+        try:
+            return mend_tail(path) if path.exists() else Mended()
+        except OSError as error:
+            raise disk_stop(path, error) from error
+
+    def _remove_half_made(self) -> Iterator[str]:
+        for folder in _FOLDERS:
+            for path in (self.path / folder).glob("*.tmp"):
+                path.unlink()
+                yield str(path.relative_to(self.path))
+
+    def append(self, batch_num: int, row: bytes) -> Place:
+        """A row that no worker can write any more. It is on disk when this returns."""
+        path = self.batch_path(batch_num)
+        try:
+            file = BatchFile(path)
+            try:
+                (place,) = file.write([row])
+                file.sync()
+            finally:
+                file.close()
+        except OSError as error:
+            raise disk_stop(path, error) from error
+        return place
+
+    def rows(self, batch_num: int) -> Iterator[tuple[Row, Place]]:
+        """The rows of one batch file; lines that are none are passed over."""
+        path = self.batch_path(batch_num)
+        if not path.exists():
+            return
+        offset = 0
+        with path.open("rb") as lines:
+            for line in lines:
+                place = Place(offset, len(line))
+                offset += len(line)
+                if row := _row(line):
+                    yield row, place
+
+    # --- manifest and derived files
+
+    def write_checkpoint(self, index: "JournalIndex", run_name: str) -> None:
+        """Replaces checkpoint.json."""
+        if not self._started_at:
+            self._started_at = str((self.read_manifest() or {}).get("started_at", ""))
+        replace_file(self.checkpoint_path, checkpoint(index, run_name=run_name, started_at=self._started_at))
+
+    def read_manifest(self) -> dict[str, Any] | None:
+        """run.json; None if there is none. UsageProblem if it cannot be read as what it is."""
+        try:
+            return msgspec.json.decode(self.manifest_path.read_bytes(), type=dict[str, Any])
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise UsageProblem(
+                f"{self.manifest_path} is damaged ({error}): move it away to go on without it"
+            ) from error
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replaces run.json."""
+        replace_file(self.manifest_path, [indented(manifest)])
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        return decode_row(line)
+    except msgspec.DecodeError:
+        return None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written whole: it is there at once with the end of the block, or not at all. RunStopped if the disk
+    refuses."""
+    half_made = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with half_made.open("wb", buffering=1 << 20) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        half_made.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        half_made.unlink(missing_ok=True)
+        raise disk_stop(path, error) from error
+    except BaseException:
+        half_made.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
+    """The file's whole new content. See `replacing`."""
+    with replacing(path) as file:
+        file.writelines(chunks)
+
+
+def indented(value: Any) -> bytes:
+    """JSON for people, with the newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+class RowFiles:
+    """Reads journal rows by their place, a few files open at a time."""
+
+    def __init__(self, directory: RunDirectory, open_files: int = 64) -> None:
+        self._directory = directory
+        self._limit = open_files
+        self._descriptors: dict[int, int] = {}
+
+    def __enter__(self) -> "RowFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """More than once is fine."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def line(self, batch_num: int, offset: int) -> bytes:
+        """The line that begins there, with its newline."""
+        descriptor = self._descriptor(batch_num)
+        line = os.pread(descriptor, _READ_AHEAD, offset)
+        while (end := line.find(b"\n")) < 0:
+            more = os.pread(descriptor, max(_READ_AHEAD, len(line)), offset + len(line))
+            if not more:
+                raise RunStopped("disk", f"{self._directory.batch_path(batch_num)} is shorter than it was")
+            line += more
+        return line[: end + 1]
+
+    def _descriptor(self, batch_num: int) -> int:
+        if batch_num not in self._descriptors:
+            if len(self._descriptors) >= self._limit:
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            self._descriptors[batch_num] = os.open(self._directory.batch_path(batch_num), os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptors[batch_num]

@@ -1,0 +1,316 @@
+"""A worker: one event loop, several batches at once, a share of the run's prompts in flight.
+
+It owns the batch files of its batches while it runs. A row is on disk before the parent hears that it ended. It ends by
+itself when the parent is gone.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from tools.environments.table import load_backend
+
+from agent.checkers import load_plugin
+from agent.errors import RunStopped
+from agent.faults import Fault, fault_of, guarded
+from agent.models.base import Lease, Model, Verdict
+from agent.models.table import ModelSpec, open_model
+from agent.outcome import RolloutPolicy
+from agent.prompt import Try
+from agent.rollout import Rollout, Surroundings
+from agent.row import Row, encode_row
+from agent.secrets import redactor_for
+from agent.types import Spend
+from batch.journal import JournalWriter
+from batch.lock import join
+from batch.messages import (
+    NO_ROW,
+    Ask,
+    BatchJob,
+    Broken,
+    Finish,
+    Granted,
+    Heartbeat,
+    Job,
+    Log,
+    PromptEnded,
+    PromptStarted,
+    Refused,
+    Release,
+    Retire,
+    Stop,
+    ToWorker,
+    Unask,
+    WantBatch,
+    Wire,
+    worker_side,
+)
+from batch.rows import parse_row
+from tools.environments.base import Owner
+from tools.errors import UsageProblem
+
+HEARTBEAT = 1.0  # seconds
+OVERRUN = 10.0  # seconds that a row past its deadline is given before it is cancelled, and again before it is left
+
+
+class WorkerSpec(Struct, frozen=True, kw_only=True):
+    """What a worker is told at its start. Plain values; of keys only the names of their variables."""
+
+    run_dir: str
+    slots: int
+    model: ModelSpec
+    policy: RolloutPolicy
+    backend: str
+    owner: Owner
+    success_checker: str = ""
+
+
+class RemoteGate:
+    """The run's gate, asked over the wire."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._asks: dict[int, asyncio.Future[Lease]] = {}
+        self._last = 0
+
+    async def acquire(self, tokens: int) -> Lease:
+        """See Gate."""
+        self._last += 1
+        ask = self._last
+        answer: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._asks[ask] = answer
+        self._wire.send(Ask(ask, tokens))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._give_back(ask, answer)
+            raise
+        finally:
+            self._asks.pop(ask, None)
+
+    def _give_back(self, ask: int, answer: asyncio.Future[Lease]) -> None:
+        if answer.done() and not answer.cancelled() and answer.exception() is None:
+            self.release(answer.result(), Verdict(kind="abandoned"))
+        else:
+            self._wire.send(Unask(ask))
+
+    def release(self, lease: Lease, verdict: Verdict) -> None:
+        """See Gate."""
+        self._wire.send(Release(lease, verdict))
+
+    def granted(self, message: Granted) -> None:
+        """The parent's yes; whoever asked may be gone by now."""
+        answer = self._asks.get(message.ask)
+        if answer is None or answer.done():
+            self.release(message.lease, Verdict(kind="abandoned"))
+        else:
+            answer.set_result(message.lease)
+
+    def refused(self, message: Refused) -> None:
+        """The parent's no."""
+        answer = self._asks.get(message.ask)
+        if answer is not None and not answer.done():
+            answer.set_exception(RunStopped(message.reason, message.message))
+
+
+class Worker:
+    """Runs batches until told to finish. `receive` is called by the wire."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.wire = worker_side(self._receive)
+        self._spec = spec
+        self._gate = RemoteGate(self.wire)
+        self._journal = JournalWriter(Path(spec.run_dir))
+        self._queue: deque[tuple[int, Job]] = deque()
+        self._running: dict[asyncio.Task[None], Rollout] = {}
+        self._wanted = False
+        self._stop_reason = ""
+        self._finished = asyncio.Event()
+        self._around: Surroundings | None = None
+
+    async def run(self) -> None:
+        """To the end of the work, or of the parent."""
+        try:
+            lock = join(Path(self._spec.run_dir) / "run.lock", self._spec.owner)
+            self._around = self._open()
+        except UsageProblem as problem:
+            self.wire.send(Broken("usage", "", str(problem)))
+            return
+        heart = asyncio.create_task(self._beat())
+        try:
+            self._fill()
+            ended = asyncio.create_task(self._finished.wait())
+            ends: list[asyncio.Future[Any]] = [ended, self.wire.closed]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+        finally:
+            heart.cancel()
+            await self._close(self._around.model)
+            lock.release()
+
+    def _open(self) -> Surroundings:
+        spec = self._spec
+        return Surroundings(
+            model=open_model(spec.model, self._gate),
+            backend=load_backend(spec.backend),
+            owner=spec.owner,
+            redactor=redactor_for(spec.model, os.environ)[0],
+            checker=load_plugin(spec.success_checker) if spec.success_checker else None,
+            stopping=lambda: self._stop_reason,
+        )
+
+    async def _close(self, model: Model) -> None:
+        if self.wire.closed.done():  # the parent is gone, or closed on us: nobody may write any more
+            self._journal.forbid()
+        for rollout in self._running.values():
+            rollout.stop("interrupt")
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=OVERRUN)
+        await asyncio.to_thread(self._journal.close)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(model.close(), 2)
+
+    # --- messages
+
+    def _receive(self, message: ToWorker) -> None:
+        match message:
+            case Granted():
+                self._gate.granted(message)
+            case Refused():
+                self._gate.refused(message)
+            case BatchJob():
+                self._wanted = False
+                self._queue.extend((message.batch_num, job) for job in message.jobs)
+                self._fill()
+            case Stop():
+                self._stop(message)
+            case Finish():
+                self._finished.set()
+
+    def _stop(self, message: Stop) -> None:
+        self._stop_reason = message.reason
+        self._queue.clear()
+        if message.now:
+            for rollout in self._running.values():
+                rollout.stop(message.reason)
+
+    # --- rows
+
+    def _fill(self) -> None:
+        if self._stop_reason or self._around is None:
+            return
+        while self._queue and len(self._running) < self._spec.slots:
+            self._start(*self._queue.popleft())
+        if not self._queue and len(self._running) < self._spec.slots and not self._wanted:
+            self._wanted = True
+            self.wire.send(WantBatch())
+
+    def _start(self, batch_num: int, job: Job) -> None:
+        assert self._around is not None
+        self.wire.send(PromptStarted(batch_num, job.row_key, job.sample_index))
+        which = Try(
+            prompt_index=job.prompt_index,
+            task_id=job.task_id,
+            row_key=job.row_key,
+            row_sha=job.row_sha,
+            sample_index=job.sample_index,
+            attempt=job.attempt,
+            batch_num=batch_num,
+        )
+        rollout = Rollout(parse_row(job.line), which, self._spec.policy, self._around)
+        task = asyncio.create_task(self._roll(rollout))
+        self._running[task] = rollout
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break(fault_of(error))
+        self._fill()
+
+    async def _roll(self, rollout: Rollout) -> None:
+        row = await rollout.run()
+        try:
+            offset, length = await self._journal.append(row.metadata.batch_num, encode_row(row))
+        except RunStopped as stop:
+            self.wire.send(Broken("stop", stop.reason, stop.message))
+            return
+        if row.error_class == "internal":
+            self.wire.send(Log(row.metadata.batch_num, row.prompt_index, row.error))
+        self.wire.send(ended_message(row, offset, length))
+
+    def _break(self, fault: Fault) -> None:
+        self.wire.send(Broken("fault", "", f"{fault}\n{fault.trace}"))
+
+    async def _beat(self) -> None:
+        while True:
+            self.wire.send(Heartbeat(min((each.clock.deadline for each in self._running.values()), default=0.0)))
+            self._end_overruns()
+            await asyncio.sleep(HEARTBEAT)
+
+    def _end_overruns(self) -> None:
+        """A row whose time ran out cancels itself; if it does not come back it is cancelled again, then left."""
+        for rollout in self._running.values():
+            if rollout.clock.pauses:
+                continue
+            late = time.monotonic() - rollout.clock.deadline
+            if late > 2 * OVERRUN:
+                rollout.abandon()
+                self.wire.send(Retire())
+            elif late > OVERRUN:
+                rollout.stop("")
+                self.wire.send(Log(NO_ROW, rollout.which.prompt_index, "past its time and its clean-up: cancelled"))
+
+
+def ended_message(row: Row, offset: int, length: int) -> PromptEnded:
+    """What the parent is told of a row on disk."""
+    return PromptEnded(
+        batch_num=row.metadata.batch_num,
+        offset=offset,
+        length=length,
+        prompt_index=row.prompt_index,
+        task_id=row.task_id,
+        row_key=row.row_key,
+        sample_index=row.sample_index,
+        attempt=row.attempt,
+        status=row.status,
+        reason=row.reason,
+        error=row.error[:200],
+        error_class=row.error_class,
+        retryable=row.retryable,
+        row_fault=row.end_status == "failed" and row.error_class in ("filtered", "model_error") and not row.retryable,
+        has_reasoning=row.reason != "no_reasoning",
+        spend=Spend(requests=row.requests, usage=row.usage, cost_usd=row.cost_usd),
+        api_calls=row.api_calls,
+        tool_stats={
+            name: (count.count, count.success, count.failure) for name, count in row.tool_stats.items() if count.count
+        },
+        duration_seconds=row.duration_seconds,
+    )
+
+
+def worker_main(spec_bytes: bytes, connection: socket.socket) -> None:
+    """The entry of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells us what to do
+    spec = msgspec.msgpack.decode(spec_bytes, type=WorkerSpec)
+    asyncio.run(_serve(spec, connection))
+    os._exit(0)  # threads of plug-ins that hang must not hold the process
+
+
+async def _serve(spec: WorkerSpec, connection: socket.socket) -> None:
+    worker = Worker(spec)
+    await asyncio.get_running_loop().create_connection(lambda: worker.wire, sock=connection)
+    outcome = await guarded(worker.run())
+    if isinstance(outcome, Fault):
+        worker.wire.send(Broken("fault", "", f"{outcome}\n{outcome.trace}"))
+    worker.wire.close()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(worker.wire.closed, 2)

@@ -1,0 +1,42 @@
+"""Batch runner: a file of prompts in, trajectories of tool-using agents out. `python batch_runner.py --help`."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from agent.errors import RunStopped
+from agent.faults import Fault, attempted
+from batch.cli import show
+from batch.invocation import run
+from batch.settings import load_settings
+from tools.errors import UsageProblem
+
+USAGE, STOPPED, FAULT, INTERRUPTED = 2, 3, 70, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of one invocation."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        outcome = attempted(lambda: _invoke(words))
+    except (UsageProblem, RunStopped) as problem:
+        print(f"error: {problem}", file=sys.stderr)  # noqa: T201 - the one line that a mistake gets
+        return USAGE if isinstance(problem, UsageProblem) else STOPPED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if isinstance(outcome, Fault):
+        print(f"{outcome.trace}{outcome}", file=sys.stderr)  # noqa: T201 - a fault of our own is shown whole
+        return FAULT
+    return outcome.value
+
+
+def _invoke(words: Sequence[str]) -> int:
+    settings, action = load_settings(words, os.environ)
+    if action != "run":
+        show(action, os.environ)
+        return 0
+    return run(settings, words, os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

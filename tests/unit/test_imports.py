@@ -1,0 +1,145 @@
+"""Imports point one way, heavy packages come late, and importing a module does nothing."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("tools", "agent", "batch")
+LEAVES = {"tools.errors", "agent.types", "agent.models.options", "tools.environments.base"}
+HEAVY = ("openai", "rich", "aiodocker", "jsonschema", "pyarrow", "zstandard", "aiohttp")
+HOMES = {
+    "openai": ("agent.models.",),
+    "rich": ("batch.progress", "batch.cli", "toolset_distributions"),
+    "aiodocker": ("tools.environments.docker",),
+    "pyarrow": ("batch.",),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the program by its name."""
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    files += list(ROOT.glob("*.py"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+
+
+MODULES = modules()
+SCRIPTS = {name for name in MODULES if "." not in name and name not in PACKAGES}
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """The modules that a file imports, also late ones; whether at its top."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((each if each in MODULES else str(node.module), id(node) in top) for each in whole)
+
+
+def rank(name: str) -> int:
+    """Who may import whom: a higher rank the lower ones."""
+    if name == "toolset_distributions":
+        return 0
+    if name in SCRIPTS:
+        return 5
+    order = ("tools.environments", "tools", "agent", "batch")
+    return 1 + next(place for place, package in enumerate(order) if f"{name}.".startswith(f"{package}."))
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_point_one_way(name: str) -> None:
+    ours = {found for found, _ in imports(MODULES[name]) if found in MODULES}
+    assert not ours & (SCRIPTS - {"toolset_distributions"}), "nobody imports a program"
+    upward = {found for found in ours if rank(found) > rank(name)}
+    assert upward <= {"tools.errors", "tools.text"}, f"{name} imports {upward}"
+    if name in LEAVES:
+        assert not ours, f"{name} is a leaf but imports {ours}"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_heavy_packages_have_one_home(name: str) -> None:
+    for found, _ in imports(MODULES[name]):
+        homes = HOMES.get(found.partition(".")[0])
+        assert homes is None or name.startswith(homes), f"{name} imports {found}"
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def test_heavy_packages_are_not_loaded_by_importing() -> None:
+    late = sorted(MODULES.keys() - {"agent.models.openai_chat"})  # it is openai's home, itself imported late
+    code = f"import {', '.join(late)}, sys; print(*sorted(set(sys.modules) & set({HEAVY!r})))"
+    assert run_python(code).split() == []
+
+
+WATCH = """
+import importlib, logging, os, signal, sys, threading
+ROOT, NAMES = {root!r}, {names!r}
+seen = []
+
+def ours(frame):
+    while frame is not None and (frame.f_code.co_filename == __file__ or "os.py" in frame.f_code.co_filename):
+        frame = frame.f_back
+    name = frame.f_code.co_filename if frame is not None else ""
+    return name if name.startswith(ROOT) and "site-packages" not in name else ""
+
+class Environment(dict):
+    def get(self, key, default=None):
+        self.look(key)
+        return dict.get(self, key, default)
+    def __getitem__(self, key):
+        self.look(key)
+        return dict.__getitem__(self, key)
+    def __contains__(self, key):
+        self.look(key)
+        return dict.__contains__(self, key)
+    def look(self, key):
+        if where := ours(sys._getframe(2)):
+            seen.append(("environment", key, where))
+
+def audit(event, details):
+    if event == "open" and isinstance(details[1], str) and set(details[1]) & set("wax+"):
+        seen.append((event, details[0]))
+    elif event in ("os.mkdir", "subprocess.Popen", "socket.connect", "os.fork", "os.remove"):
+        seen.append((event, details[:1]))
+
+__file__ = "<string>"
+sys.dont_write_bytecode = True
+sys.path.insert(0, ROOT)
+os.environ = Environment(os.environ)
+before = [signal.getsignal(number) for number in signal.valid_signals()]
+sys.addaudithook(audit)
+for name in NAMES:
+    importlib.import_module(name)
+assert not seen, seen
+assert not logging.getLogger().handlers
+assert threading.active_count() == 1
+assert [signal.getsignal(number) for number in signal.valid_signals()] == before
+"""
+
+
+def test_importing_does_nothing() -> None:
+    assert run_python(WATCH.format(root=str(ROOT), names=sorted(MODULES))) == ""
+
+
+def test_the_watch_notices_what_an_import_does(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text("import os\nVALUE = os.environ.get('HOME')\n")
+    (tmp_path / "writes.py").write_text("open(__file__ + '.log', 'w').close()\n")
+    for name in ("reads", "writes"):
+        code = WATCH.format(root=str(tmp_path), names=[name])
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert "AssertionError" in done.stderr

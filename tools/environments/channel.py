@@ -1,0 +1,53 @@
+"""The one thing a backend has to supply: a channel, which is a long-lived `sh` inside the sandbox on two byte streams.
+
+`tools.environments.shell.ShellEnvironment` makes a whole `Environment` of it::
+
+    environment = ShellEnvironment(spec, backend="docker", image=image, cwd="/workspace", private="/.batch/",
+                                   variables=base_variables(home="/root", temp="/tmp"), open_channel=open_channel)
+    await environment.enter()   # first channel, variables, directory: SetupFailed if that cannot be had
+    ...
+    await environment.leave()   # closes every channel; what made the sandbox then removes it
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+
+class Channel(Protocol):
+    """A running POSIX `sh` that reads commands from its stdin; stdout and stderr may be one stream or be joined by us.
+
+    The shell must not be process 1 of a process namespace (nobody would reap orphans), should be a session of its own,
+    and needs no variables but PATH.
+    """
+
+    async def write(self, data: bytes) -> None:
+        """All of `data` to its stdin. Raises EnvironmentLost when nobody can read it any more."""
+
+    async def end_input(self) -> None:
+        """Its stdin ends once what was written is read (half-close); its output goes on. May be called twice."""
+
+    async def read(self) -> bytes:
+        """What it printed next, at most about 64 KB; b"" at the end of the stream. Cancelling it loses no bytes."""
+
+    async def close(self) -> None:
+        """Ends the shell, whatever it does, within a second or so. Its children may live on. May be called twice."""
+
+
+OpenChannel = Callable[[], Awaitable[Channel]]
+"""Another channel into the same sandbox. Raises EnvironmentLost when the sandbox is gone."""
+
+
+def base_variables(*, home: str, temp: str, user: str = "root") -> dict[str, str]:
+    """The variables of every command, but for PATH: the sandbox's own stays, or its backend sets one."""
+    return {
+        "DEBIAN_FRONTEND": "noninteractive",
+        "GIT_PAGER": "cat",
+        "GIT_TERMINAL_PROMPT": "0",
+        "HOME": home,
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "PAGER": "cat",
+        "TERM": "dumb",
+        "TMPDIR": temp,
+        "USER": user,
+    }

@@ -1,0 +1,175 @@
+"""Makes images ready: looked up first, else pulled, once over all processes of this machine.
+
+Formats of the engine's API: https://docs.docker.com/reference/api/engine/ (images/NAME/json, images/create).
+"""
+
+import asyncio
+import base64
+import fcntl
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tools.errors import ImagePullFailed, ImageUnavailable, SetupFailed
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+
+PULL_SECONDS = 600.0
+_TRIES = 3
+_HUB = "https://index.docker.io/v1/"
+# Letters, digits and the separators of name, tag, digest and registry port: nothing that could change the URL's path.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:@/-]|\.(?!\.))*", re.ASCII)
+# What registries say of an image that another try will not bring either.
+_REFUSED = re.compile(
+    r"not found|(manifest|name) unknown|not known|denied|unauthorized|authentication required|does not exist"
+    r"|invalid (reference|repository)|must be lower|no matching manifest",
+    re.IGNORECASE,
+)
+_RATE_LIMIT = re.compile(r"toomanyrequests|rate limit", re.IGNORECASE)
+
+
+def one_line(text: str) -> str:
+    """An engine's message as one line of at most 300 characters."""
+    return " ".join(text.split())[:300]
+
+
+async def ready_image(engine: "Docker", image: str, seconds: float = PULL_SECONDS) -> dict[str, Any]:
+    """What the engine knows of `image` (its `images/NAME/json`), pulled within `seconds` where it is missing.
+
+    Raises ImageUnavailable for a name that does not exist or may not be pulled, ImagePullFailed for what another try
+    can mend.
+    """
+    if not _NAME.fullmatch(image):
+        raise ImageUnavailable(f"{image[:200]!r} is not the name of an image")
+    if known := await _inspect(engine, image):
+        return known
+    try:
+        async with asyncio.timeout(seconds), _alone(image):
+            return await _inspect(engine, image) or await _pull_patiently(engine, image)
+    except TimeoutError:
+        raise ImagePullFailed(f"image {image}: pull not finished within {seconds:g} s") from None
+
+
+async def _inspect(engine: "Docker", image: str) -> dict[str, Any]:
+    """The engine's description of a local image, or {}."""
+    from aiodocker import DockerError  # noqa: PLC0415 - an optional package, imported when used
+
+    try:
+        return dict(await engine.images.inspect(image))
+    except DockerError as error:
+        if error.status == 404:
+            return {}
+        if error.status in (400, 500) and _REFUSED.search(error.message):
+            raise ImageUnavailable(f"image {image}: {one_line(error.message)}") from None
+        raise
+
+
+async def _pull_patiently(engine: "Docker", image: str) -> dict[str, Any]:
+    for attempt in range(1, _TRIES + 1):
+        trouble = await _pull(engine, image)
+        if _REFUSED.search(trouble) and not _RATE_LIMIT.search(trouble):
+            raise ImageUnavailable(f"image {image}: {one_line(trouble)}")
+        if not trouble and (known := await _inspect(engine, image)):
+            return known
+        if attempt < _TRIES:
+            await asyncio.sleep(attempt)
+    raise ImagePullFailed(f"image {image}: {one_line(trouble) or 'the pull ended without it'}")
+
+
+async def _pull(engine: "Docker", image: str) -> str:
+    """One try; "" or what went wrong."""
+    import aiohttp  # noqa: PLC0415 - heavy, imported when used
+    from aiodocker import DockerError  # noqa: PLC0415 - an optional package, imported when used
+
+    tagged = re.search(r"[:@][^/]*$", image)
+    params = {"fromImage": image} | ({} if tagged else {"tag": "latest"})  # without one: every tag there is
+    credentials = msgspec.json.encode(_credentials(image, _docker_config()))
+    headers = {"X-Registry-Auth": base64.urlsafe_b64encode(credentials).decode()}
+    try:
+        # Not `images.pull`: it leaves its connection open when it is cancelled.
+        async with engine._query("images/create", "POST", params=params, headers=headers) as reply:
+            try:
+                return await _error_in(reply.content)
+            finally:
+                reply.close()
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the progress was cut within a line
+        return f"{type(error).__name__}: {error}"
+    except DockerError as error:
+        return error.message
+
+
+async def _error_in(progress: AsyncIterable[bytes]) -> str:
+    """The error in a stream of progress lines, each a JSON object, or ""."""
+    async for line in progress:
+        if message := msgspec.json.decode(line).get("error"):
+            return str(message)
+    return ""
+
+
+@asynccontextmanager
+async def _alone(image: str) -> AsyncIterator[None]:
+    """Holds the lock of one image against every process of this user on this machine."""
+    descriptor = _open_lock(image)
+    try:
+        while not _try_lock(descriptor):  # noqa: ASYNC110 - another process frees it; a thread in flock() has no limit
+            await asyncio.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(image: str) -> int:
+    folder = Path(tempfile.gettempdir()) / f"batch-runner-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise SetupFailed(f"{folder} belongs to another user: remove it, or set TMPDIR")
+    path = folder / f"pull-{hashlib.sha256(image.encode()).hexdigest()[:32]}.lock"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _docker_config() -> dict[str, Any]:
+    """The docker command's own settings ($DOCKER_CONFIG or ~/.docker, config.json), or {}."""
+    folder = os.environ.get("DOCKER_CONFIG")
+    path = (Path(folder) if folder else Path.home() / ".docker") / "config.json"
+    try:
+        config = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _credentials(image: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """What `auths` of the docker command's settings holds for the image's registry, or {}."""
+    registry, _, _ = image.partition("/")
+    named = "/" in image and ("." in registry or ":" in registry or registry == "localhost")
+    auths = config.get("auths")
+    entry = auths.get(registry if named else _HUB) if isinstance(auths, dict) else None
+    if not isinstance(entry, dict):
+        return {}
+    if token := entry.get("identitytoken"):
+        return {"identitytoken": str(token)}
+    user, separator, password = _decoded(entry.get("auth")).partition(":")
+    return {"username": user, "password": password} if separator else {}
+
+
+def _decoded(text: object) -> str:
+    try:
+        return base64.b64decode(str(text)).decode()
+    except ValueError:
+        return ""

@@ -1,0 +1,191 @@
+"""What sandboxes that are processes of this machine share: a folder with a record of its owner, limits, and their end."""
+
+import asyncio
+import math
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tools.environments.base import EnvironmentSpec, Limits, Owner
+from tools.environments.cgroup import Cgroup, make_cgroup
+from tools.environments.owner import is_dead
+from tools.environments.pipes import PipeChannel
+from tools.environments.processes import all_pids, kill_call
+from tools.errors import SetupFailed
+
+_PREFIX = "batch-sandbox-"
+_END_SECONDS = 2.0
+_CLOSE_SECONDS = 10.0
+_CLAIM = ".reaped"
+
+
+class Record(Struct, frozen=True):
+    """The file `owner` in a sandbox's folder: all that is needed to remove it without its maker."""
+
+    owner: Owner
+    deadline: float
+    token: str
+    cgroup: tuple[str, ...] = ()
+
+
+class Host:
+    """One sandbox's folder, control group and shells on this machine. `parts` are the folder's first subfolders."""
+
+    def __init__(self, spec: EnvironmentSpec, token: str, parts: Sequence[str]) -> None:
+        self.token = token
+        self.limits = spec.limits
+        self.cgroup = make_cgroup(f"batch-{token}", spec.limits)
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            for part in parts:
+                (self.folder / part).mkdir(mode=0o700)
+            record = Record(spec.owner, spec.deadline, token, self.cgroup.folders if self.cgroup else ())
+            (self.folder / "owner").write_bytes(msgspec.json.encode(record))
+        except OSError as error:
+            self.remove()
+            raise SetupFailed(f"the sandbox's folder cannot be made: {error}") from None
+
+    def confine(self) -> str:
+        """Shell text by which a shell puts itself under the limits; false if it cannot."""
+        if self.cgroup:
+            return self.cgroup.join_commands()
+        return f"ulimit -d {self.limits.memory_mb << 10}"
+
+    def spawn(self, argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
+        """A shell in a session of its own, its output on one pipe, on as many processors as its limit says."""
+        usual = None if self.cgroup else _fewer_cpus(self.limits)
+        try:
+            return subprocess.Popen(  # noqa: S603 - our own words
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                env=environ,
+                cwd=folder,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SetupFailed(f"the sandbox's shell cannot be started: {error}") from None
+        finally:
+            if usual:
+                os.sched_setaffinity(0, usual)
+
+    def pids(self) -> Set[int]:
+        """Processes that may be the sandbox's."""
+        return self.cgroup.pids() if self.cgroup else all_pids()
+
+    def remove(self) -> None:
+        """The group with all that runs in it, and the folder."""
+        if self.cgroup:
+            self.cgroup.kill()
+            self.cgroup.remove()
+        if hasattr(self, "folder"):
+            remove_tree(self.folder)
+
+
+def _fewer_cpus(limits: Limits) -> set[int] | None:
+    """Takes processors from this thread, for a child to inherit; the set to give back, None if it has few enough."""
+    usual = os.sched_getaffinity(0)
+    count = math.ceil(limits.cpus)
+    if count >= len(usual):
+        return None
+    os.sched_setaffinity(0, random.sample(sorted(usual), count))  # noqa: S311 - spreads load, hides nothing
+    return usual
+
+
+def shell_channel(process: "subprocess.Popen[bytes]", end: Callable[[], Awaitable[None]]) -> PipeChannel:
+    """The channel on a spawned shell; it takes over the pipes."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        return PipeChannel(os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()), end)
+
+
+async def end_process(process: "subprocess.Popen[bytes]") -> None:
+    """Kills a shell and its process group, and takes its exit code."""
+    if process.poll() is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+    await ended(process, _END_SECONDS)
+
+
+async def ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Waits for a process's end."""
+    pause, until = 0.0005, time.monotonic() + seconds
+    while process.poll() is None:
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.02)
+    return True
+
+
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Does clean-up work even if cancelled meanwhile, for ten seconds at most."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait_for(asyncio.shield(task), _CLOSE_SECONDS)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
+        raise
+    except TimeoutError:  # what is left is for `reap`
+        return
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes a folder with all in it, whatever modes a sandbox gave it; what cannot be removed stays for `reap`."""
+    for _ in range(3):
+        shutil.rmtree(folder, onerror=_unlock)
+        if not folder.exists():
+            return
+
+
+def _unlock(_function: object, path: str, _error: object) -> None:
+    for place in (Path(path).parent, Path(path)):
+        try:
+            if stat.S_ISDIR(place.lstat().st_mode):
+                place.chmod(0o700)
+        except OSError:  # gone
+            continue
+
+
+def reap_folders() -> int:
+    """Removes sandboxes whose maker is dead or whose deadline has passed; how many those were."""
+    return sum(_reap(folder) for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
+
+
+def _reap(folder: Path) -> bool:
+    try:
+        if folder.lstat().st_uid != os.getuid():
+            return False
+        record = msgspec.json.decode((folder / "owner").read_bytes(), type=Record)
+    except (OSError, msgspec.DecodeError):  # being made or removed just now, or not ours
+        return False
+    if not is_dead(record.owner) and record.deadline > time.time():
+        return False
+    claimed = folder.with_name(folder.name.removesuffix(_CLAIM) + _CLAIM)
+    try:
+        folder.rename(claimed)
+    except OSError:  # another reaper has it
+        return False
+    if record.cgroup:
+        group = Cgroup(record.cgroup)
+        group.kill()
+        group.remove()
+    kill_call(f"{record.token}.", all_pids)
+    remove_tree(claimed)
+    return True

@@ -1,0 +1,122 @@
+"""Commands on this machine, in a folder of their own. No isolation: only for those who ask for it."""
+
+import asyncio
+import functools
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Set
+from contextlib import asynccontextmanager
+
+from tools.environments.base import Environment, EnvironmentSpec
+from tools.environments.cgroup import usable_bases
+from tools.environments.channel import Channel, base_variables
+from tools.environments.hosted import Host, end_process, reap_folders, shell_channel, to_the_end
+from tools.environments.processes import all_pids, is_marked, kill_call
+from tools.environments.shell import ShellEnvironment, new_token
+from tools.errors import EnvironmentLost, SetupFailed
+
+_PARTS = ("workspace", "home", "tmp", "state")
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class LocalEnvironment(ShellEnvironment):
+    """Its processes are seen from here, which is quicker and surer than from a shell."""
+
+    def __init__(self, spec: EnvironmentSpec, host: Host) -> None:
+        folder = str(host.folder)
+        variables = base_variables(home=f"{folder}/home", temp=f"{folder}/tmp", user=os.environ.get("USER", "user"))
+        super().__init__(
+            spec,
+            backend="local",
+            image="",
+            cwd=spec.cwd or f"{folder}/workspace",
+            private=f"{folder}/state/",
+            variables=variables,
+            open_channel=self._spawn,
+            census=False,
+            token=host.token,
+        )
+        self._host = host
+        self._before: Set[int] = frozenset()
+        self._leaves_processes = False
+
+    async def _spawn(self) -> Channel:
+        host = self._host
+        environ = {"PATH": os.environ.get("PATH", _DEFAULT_PATH)}
+        process = host.spawn(["sh"], environ, host.folder / "workspace")
+        channel = shell_channel(process, functools.partial(end_process, process))
+        await channel.write(f"{{ {host.confine()}; }} || exit 71\n".encode())
+        return channel
+
+    async def _lives_on(self, call: str, seen: bool) -> bool:
+        pids = self._host.pids()
+        new, self._before = pids - self._before, pids
+        lives = any(is_marked(pid, call) for pid in new)
+        self._leaves_processes |= lives
+        return lives
+
+    async def _alive(self, call: str) -> bool:
+        return any(is_marked(pid, call) for pid in self._host.pids())
+
+    async def _kill(self, call: str) -> None:
+        self._leaves_processes = True
+        await asyncio.to_thread(kill_call, call, self._host.pids)
+
+    async def close(self) -> None:
+        """Ends all that was started here, then removes the folder."""
+        await self.leave()
+        if self._leaves_processes and not self._host.cgroup:
+            await asyncio.to_thread(kill_call, f"{self.token}.", all_pids)
+        await asyncio.to_thread(self._host.remove)
+
+
+class LocalBackend:
+    """See `Backend`."""
+
+    name = "local"
+    takes_images = False
+    isolates = False
+
+    async def check(self) -> str:
+        """See `Backend.check`."""
+        if not sys.platform.startswith("linux"):
+            return "local needs Linux: choose docker"
+        return "" if shutil.which("sh") else "local needs a shell named `sh` on PATH"
+
+    def limits_by(self) -> str:
+        """What holds a sandbox to its limits here."""
+        bases = usable_bases()
+        return f"cgroup v{bases.version}" if bases else "rlimit and cpu affinity"
+
+    async def prepare(self, image: str) -> None:
+        """Nothing: it takes no images."""
+
+    @asynccontextmanager
+    async def open(self, spec: EnvironmentSpec) -> AsyncIterator[Environment]:
+        """See `Backend.open`."""
+        _check_spec(spec)
+        host = Host(spec, new_token(), _PARTS)
+        environment = LocalEnvironment(spec, host)
+        try:
+            try:
+                await environment.enter()
+            except EnvironmentLost:
+                raise SetupFailed("the sandbox's shell ended at once: it cannot be put under its limits") from None
+            yield environment
+        finally:
+            await to_the_end(environment.close())
+
+    async def reap(self) -> int:
+        """See `Backend.reap`."""
+        return await asyncio.to_thread(reap_folders)
+
+
+def _check_spec(spec: EnvironmentSpec) -> None:
+    if spec.limits.network == "none":
+        raise SetupFailed("the local backend cannot take the network away: choose bubblewrap or docker")
+    if spec.volumes:
+        raise SetupFailed("the local backend has no volumes: choose bubblewrap or docker")
+
+
+LOCAL = LocalBackend()

@@ -1,0 +1,318 @@
+"""The shell text that goes into a channel, and how its answers are read. Pure.
+
+A channel's shell is told functions once (`prelude`), then one line per request. Every answer ends with a trailer
+`NONCE fields NONCE\\n`, whose nonce no command can know: it stands in no argument and no variable of a child. Everything
+is POSIX `sh` built-ins but `cat`, `stat`, `mkdir`, `rm` where a request needs them.
+
+Files at the private prefix P: `P0` and `P1` hold exported variables (of the last finished command and of the one before),
+`Pd` the directory a command ended in (empty: it did not come to its end), `Pc` a command too long for an argument, `Pi0`, `Po0`,
+`Pi1`, `Po1` what stands before and after every command's text.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+MARKER = "BATCH_CALL"
+"""The variable by which every process of a call is known; its value `token.N.` ends in a dot so that no other begins so."""
+
+LONG_COMMAND = 100_000
+"""Bytes. Linux takes no single argument above 128 KiB."""
+
+_CHUNK = 32_768
+
+_FUNCTIONS = r"""
+umask 022
+trap : HUP INT QUIT TERM USR1 USR2 ALRM
+unset CDPATH ENV BASH_ENV
+L='
+'
+say() { printf '%s %s%s\n' "$1" "$2" "$1"; }
+has() {
+  y=
+  while IFS= read -r y || [ -n "$y" ]; do case $y in *"BATCH_CALL=$1"*) return 0;; esac; done <"$2/environ"
+  return 1
+} 2>/dev/null
+census() {
+  v=0
+  for d in "$@"; do
+    case $o in *" $d "*) continue;; esac
+    if has "$c" "$d"; then v=1; return; fi
+  done
+}
+run() {
+  c=$1 e=$2 b=$3 a=$4 w=$5 k=$6 v=0 D= o=
+  { :; } >|"${P}d"
+  if [ "$G" ]; then set -- /proc/[0-9]*; o=" $* "; fi
+  x=126
+  command eval 'BATCH_CALL=$c "$X" -c "$b" "${X##*/}" "$a" "$w" "$k" </dev/null; x=$?' 2>/dev/null
+  if [ "$G" ]; then set -- /proc/[0-9]*; [ "$o" = " $* " ] || census "$@"; fi
+  while IFS= read -r y; do D=$D$y$L; done <"${P}d"
+  say "$e" "$x $v $D"
+} 2>/dev/null
+start() {
+  e=$2
+  BATCH_CALL=$1 "$X" -c "$3" "${X##*/}" "$4" "$5" "$6"
+  say "$e" "$?"
+  while read -r y; do :; done
+  exit
+} 2>/dev/null
+alive() { o= c=$1; census /proc/[0-9]*; say "$2" "$v"; }
+slay() {
+  V=' ' z=0
+  while [ "$z" -lt 50 ]; do
+    z=$((z+1)) F= g=1
+    while [ "$g" = 1 ]; do
+      g=0
+      for d in /proc/[0-9]*; do
+        q=${d#/proc/} s=Z p=none
+        case $V in *" $q "*) continue;; esac
+        [ "$q" != $$ ] || continue
+        while read -r y w u; do case $y in State:) s=$w;; PPid:) p=$w; break;; esac; done <"$d/status"
+        [ "$s" != Z ] || continue
+        case $V in *" $p "*) ;; *) has "$1" "$d" || continue;; esac
+        kill -STOP "$q"
+        V="$V$q " F="$F $q" g=1
+      done
+    done
+    [ "$F" ] || break
+    kill -KILL $F
+  done
+  say "$2" "$z"
+} 2>/dev/null
+get() {
+  if [ -d "$2" ]; then x=directory
+  elif [ ! -e "$2" ]; then x=missing
+  elif [ ! -f "$2" ]; then x=special
+  elif [ ! -r "$2" ]; then x=denied
+  else
+    x=done y=
+    if command -v cat >/dev/null; then cat <"$2" || x=failed
+    else while IFS= read -r y; do printf '%s\n' "$y"; done <"$2"; printf %s "$y"; fi
+  fi
+  say "$1" "$x"
+} 2>/dev/null
+put() {
+  j=0 d=${2%/*}
+  if [ "$d" ] && [ ! -d "$d" ]; then j=1; mkdir -p -- "$d" || { say "$1" '1 1'; F=1; return; }; fi
+  printf %b "$3" >|"$2"
+  F=$?
+  say "$1" "$F $j"
+} 2>&1
+add() {
+  if [ "$F" = 0 ]; then printf %b "$3" >>"$2"; F=$?; fi
+  say "$1" "$F 0"
+} 2>&1
+ls_() {
+  if [ ! -e "$2" ]; then x=missing
+  elif [ ! -d "$2" ]; then x=file
+  elif [ ! -r "$2" ] || [ ! -x "$2" ]; then x=denied
+  elif ! command -v stat >/dev/null; then x=tool
+  else
+    x=done
+    (
+      cd -- "$2" || exit
+      set --
+      for y in ./* ./.[!.]* ./..?*; do
+        [ -e "$y" ] || [ -L "$y" ] || continue
+        set -- "$@" "$y"
+        if [ $# = 200 ]; then stat -c '%f %s %n' -- "$@"; set --; fi
+      done
+      [ $# = 0 ] || stat -c '%f %s %n' -- "$@"
+    )
+  fi
+  say "$1" "$x"
+} 2>/dev/null
+del() {
+  if [ ! -e "$2" ] && [ ! -L "$2" ]; then x=missing
+  elif [ -d "$2" ] && [ ! -L "$2" ]; then x=directory
+  else x=done; rm -f -- "$2" || x=failed; fi
+  say "$1" "$x"
+} 2>&1
+"""
+
+_BEGIN = r"""
+X=$(command -v bash || command -v sh)
+N=$(export -p | while IFS= read -r y; do
+  y=${y#export }; y=${y#declare -x }; y=${y%%=*}
+  case $y in PATH|''|*[!A-Za-z0-9_]*|[0-9]*) ;; *) printf '%s ' "$y";; esac
+done)
+[ -d "$D" ] || mkdir -p -- "$D"
+cd -- "$D" && pwd >|"${P}d" && export -p >|"${P}0" && x=0
+IFS= read -r y <"${P}d"
+"""
+
+
+def quote(text: bytes) -> bytes:
+    """One shell word that stands for these bytes; they hold no NUL."""
+    return b"'" + text.replace(b"'", b"'\\''") + b"'"
+
+
+def words(*parts: str | bytes) -> bytes:
+    """A line of quoted words."""
+    return b" ".join(quote(part.encode() if isinstance(part, str) else part) for part in parts) + b"\n"
+
+
+def prelude(private: str, census: bool, shell: bytes = b"") -> bytes:
+    """What makes a plain `sh` a channel. `census`: look for living processes after each command by way of /proc."""
+    assignments = b"P=%s G=%s X=%s\n" % (quote(private.encode()), b"1" if census else b"", quote(shell))
+    return assignments + _FUNCTIONS.encode()
+
+
+def begin(nonce: str, cwd: str, variables: Mapping[str, str]) -> bytes:
+    """The first channel's first request: variables and directory. Fields: 0 or not, names, shell; output: what failed."""
+    exports = b"".join(b"export %s=%s\n" % (name.encode(), quote(encoded(value))) for name, value in variables.items())
+    request = b"x=1 y= D=%s\n{\n%s} 2>&1\n" % (quote(encoded(cwd)), _BEGIN.encode())
+    return exports + request + b'say %s "$x|$N|$X|$y"\n' % nonce.encode()
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8; lone surrogates, which are no text, become U+FFFD."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
+
+
+def install(private: str, names: bytes, nonce: str) -> bytes:
+    """Writes the files `i` and `o` that stand before and after each command's text, for both slots."""
+    request = b""
+    for slot in (0, 1):
+        request += _store(f"{private}i{slot}", _before(private, slot, names))
+        request += _store(f"{private}o{slot}", _after(private, slot))
+    return request + words("say", nonce, "")
+
+
+def _before(private: str, slot: int, names: bytes) -> bytes:
+    """Variables, then the directory: $2, or home where that is gone; with $3 it has to be there. $1 is the command.
+
+    stderr joins stdout only here: a shell that made the joint would report a child's death by a signal there.
+    """
+    return b"""exec 2>&1
+if [ -r %(state)s ]; then unset %(names)s; . %(state)s; fi
+set -- "$1" "$2" "$3" "${OLDPWD-}"
+cd -- "$2" 2>/dev/null || if [ "$3" ]; then
+printf 'cd: %%s: no such directory\n' "$2"; exit 126; else
+cd -- "$HOME" 2>/dev/null || cd /; fi
+OLDPWD=$4
+trap %(trap)s EXIT
+""" % {
+        b"state": quote(f"{private}{slot}".encode()),
+        b"names": names,
+        b"trap": quote(b'[ "${1-}" = kept ] || { %s; } 2>/dev/null' % _keep(private, slot)),
+    }
+
+
+def _after(private: str, slot: int) -> bytes:
+    return b'set -- kept "$?"; set +vx; %s\n' % _keep(private, slot)
+
+
+def _keep(private: str, slot: int) -> bytes:
+    """Keeps the variables in the other slot. The command may have set `noclobber`, or functions of these names."""
+    state, where = (quote(f"{private}{name}".encode()) for name in (str(1 - slot), "d"))
+    return b"unset %s; command export -p >|%s && command pwd >|%s" % (MARKER.encode(), state, where)
+
+
+def _part(private: str, name: str) -> bytes:
+    return quote(f"{private}{name}".encode())
+
+
+def foreground(private: str, slot: int, long: bool) -> bytes:
+    """The text of a command's child shell, short because `ps` shows it.
+
+    What the command exports is kept when it ends, by `exit` or by itself: it may set an EXIT trap of its own, so that is
+    done both by our trap and after the command. Nothing but the command is traced under `set -x`, and it sees no
+    positional parameters.
+    """
+    command = b"set --; . %s" % _part(private, "c") if long else b'eval "set --; $1"'
+    return b". %s; %s\n{ . %s; } 2>/dev/null\nexit $2" % (
+        _part(private, f"i{slot}"),
+        command,
+        _part(private, f"o{slot}"),
+    )
+
+
+def background(private: str, slot: int, hello: str, pty: bool) -> bytes:
+    """The text of the child shell of `start`: says `hello` and its process id, then is the command."""
+    before = b". %s; trap - EXIT\n" % _part(private, f"i{slot}")
+    ready = b"printf '%%s %%s\\n' %s $$\n" % hello.encode()
+    if not pty:
+        return before + ready + b'eval "set --; $1"'
+    missing = b"command -v script >/dev/null || { printf '%%s none\\n' %s; exit 127; }\n" % hello.encode()
+    return before + missing + ready + b'export SHELL="${BASH:-/bin/sh}"\nexec script -qefc "$1" /dev/null'
+
+
+def store_command(private: str, command: bytes) -> bytes:
+    """Puts a long command where `foreground(long=True)` reads it."""
+    return _store(f"{private}c", command)
+
+
+def _store(path: str, text: bytes) -> bytes:
+    return b"printf %%s %s >|%s\n" % (quote(text), quote(path.encode()))
+
+
+def escaped(data: bytes) -> bytes:
+    """Bytes as `printf %b` takes them: it is the one way to make any byte that every `sh` has built in."""
+    return data.replace(b"\\", b"\\\\").replace(b"\0", b"\\0000")
+
+
+def store_file(nonce: str, path: bytes, data: bytes) -> list[bytes]:
+    """Requests that replace a file; each has a trailer of its own with fields: 0 or not, parent made."""
+    chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)] or [b""]
+    verbs = ["put"] + ["add"] * (len(chunks) - 1)
+    return [words(verb, nonce, path, escaped(chunk)) for verb, chunk in zip(verbs, chunks, strict=True)]
+
+
+_ENTRY = re.compile(rb"(?:^|\n)([0-9a-f]+) (\d+) \./")
+_KINDS = {0o100000: "file", 0o040000: "directory", 0o120000: "link"}
+
+
+def listed(output: bytes) -> Sequence[tuple[bytes, str, int]]:
+    """(name, kind, size) from `stat -c '%f %s %n' -- ./NAME…`: a name holds no slash, so `./` begins one."""
+    parts = _ENTRY.split(output.removesuffix(b"\n"))[1:]
+    modes, sizes, names = parts[0::3], parts[1::3], parts[2::3]
+    return [
+        (name, _KINDS.get(int(mode, 16) & 0o170000, "other"), int(size))
+        for mode, size, name in zip(modes, sizes, names, strict=True)
+    ]
+
+
+class Trailer:
+    """Finds the trailer in a byte stream that may be cut anywhere.
+
+    `feed` returns what surely stands before it; once it is there, `fields` holds its text and `rest` what came after.
+    """
+
+    def __init__(self, nonce: str) -> None:
+        self._nonce = nonce.encode()
+        self._held = b""
+        self._begun = False
+        self.fields: bytes | None = None
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The payload among `data` and what was held back."""
+        self._held += data
+        payload = b"" if self._begun else self._before()
+        if self._begun:
+            self._after()
+        return payload
+
+    def _before(self) -> bytes:
+        at = self._held.find(self._nonce)
+        if at >= 0:
+            self._begun = True
+            payload, self._held = self._held[:at], self._held[at + len(self._nonce) :]
+            return payload
+        keep = self._partial()
+        cut = len(self._held) - keep
+        payload, self._held = self._held[:cut], self._held[cut:]
+        return payload
+
+    def _partial(self) -> int:
+        """How many bytes at the end may be the nonce's beginning."""
+        first = self._held.find(self._nonce[:1], max(0, len(self._held) - len(self._nonce) + 1))
+        while first >= 0 and not self._nonce.startswith(self._held[first:]):
+            first = self._held.find(self._nonce[:1], first + 1)
+        return 0 if first < 0 else len(self._held) - first
+
+    def _after(self) -> None:
+        text, end, rest = self._held.partition(self._nonce + b"\n")
+        if end:
+            self.fields, self.rest, self._held = text[1:], rest, b""

@@ -1,0 +1,57 @@
+"""The backends by name."""
+
+import difflib
+import importlib
+
+from tools.environments.base import Backend
+from tools.errors import UsageProblem
+
+BACKENDS = {
+    "bubblewrap": "tools.environments.bubblewrap:BUBBLEWRAP",
+    "docker": "tools.environments.docker:DOCKER",
+    "local": "tools.environments.local:LOCAL",
+}
+"""Name to "module:OBJECT"."""
+
+
+def load_backend(name: str) -> Backend:
+    """Raises UsageProblem for a name that is none, with the nearest ones."""
+    if name not in BACKENDS:
+        near = difflib.get_close_matches(name, BACKENDS, n=2) or sorted(BACKENDS)
+        raise UsageProblem(f"container_backend {name!r} is unknown: did you mean {' or '.join(near)}?")
+    module, _, attribute = BACKENDS[name].partition(":")
+    backend: Backend = getattr(importlib.import_module(module), attribute)
+    return backend
+
+
+async def resolve_backend(requested: str, wants_image: bool) -> str:
+    """The backend to use. `auto` is docker for images, else bubblewrap, else docker; never one that does not isolate.
+
+    Raises UsageProblem when it cannot be used here, or has no images and one is wanted.
+    """
+    if requested != "auto":
+        return await _given(requested, wants_image)
+    missing = []
+    for name in ("docker",) if wants_image else ("bubblewrap", "docker"):
+        problem = await load_backend(name).check()
+        if not problem:
+            return name
+        missing.append(problem)
+    raise UsageProblem(
+        f"no sandbox can be opened here: {'; '.join(missing)}. Install one of them"
+        + (
+            ""
+            if wants_image
+            else ", or choose --container_backend=local, which runs commands on this machine unprotected"
+        )
+    )
+
+
+async def _given(name: str, wants_image: bool) -> str:
+    backend = load_backend(name)
+    if wants_image and not backend.takes_images:
+        raise UsageProblem(f"container_backend {name} takes no images: choose docker, or leave the image out")
+    problem = await backend.check()
+    if problem:
+        raise UsageProblem(f"container_backend {name}: {problem}")
+    return name
