@@ -6,7 +6,6 @@ environment. It returns `(success, reason)`, a bool, a number (a reward; above 0
 or async.
 """
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from agent.faults import Done, guarded
+from agent.threads import in_thread
 from tools.environments.base import Environment
 from tools.errors import UsageProblem
 
@@ -87,7 +87,7 @@ def _takes_environment(checker: Plugin) -> bool:
 async def _call(checker: Plugin, arguments: tuple[Any, ...]) -> Any:
     if inspect.iscoroutinefunction(checker):
         return await checker(*arguments)
-    answer = await asyncio.to_thread(checker, *arguments)
+    answer = await in_thread(checker, *arguments)
     return await answer if inspect.isawaitable(answer) else answer
 
 

@@ -15,29 +15,31 @@ class RowClock:
         self.waited = 0.0
         self.pauses = 0
         self.timeout = asyncio.timeout(seconds)
+        self._paused_at = 0.0
 
     def remaining(self) -> float:
         """Seconds left, never below 0."""
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.deadline - (self._paused_at if self.pauses else time.monotonic()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The clock stands still inside."""
-        began = time.monotonic()
+        """The clock stands still while anyone is inside."""
+        if not self.pauses:
+            self._paused_at = time.monotonic()
+            self._reschedule(None)
         self.pauses += 1
-        self._move(None)
         try:
             yield
         finally:
-            waited = time.monotonic() - began
-            self.waited += waited
-            self.deadline += waited
             self.pauses -= 1
-            self._move(asyncio.get_running_loop().time() + self.remaining())
+            if not self.pauses:
+                self._resume()
 
-    def _move(self, when: float | None) -> None:
-        if self.timeout.when() is not None or self.pauses:
-            self._reschedule(when)
+    def _resume(self) -> None:
+        waited = time.monotonic() - self._paused_at
+        self.waited += waited
+        self.deadline += waited
+        self._reschedule(asyncio.get_running_loop().time() + self.remaining())
 
     def _reschedule(self, when: float | None) -> None:
         try:

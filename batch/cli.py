@@ -118,7 +118,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console(soft_wrap=False)
+    console = Console()
     if not console.is_terminal:
-        console.width = max(80, console.measure(table).maximum)
+        console.width = 1000
     console.print(table)

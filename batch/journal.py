@@ -231,16 +231,12 @@ class JournalWriter:
         return waiting, True
 
     def _settle(self, waiting: list[_Waiting]) -> None:
-        places = [] if self._refusal else self._written(waiting)
-        if self._refusal:
-            for each in waiting:
-                _tell(each, RunStopped(*self._refusal))
-        else:
-            for each, place in zip(waiting, places, strict=True):
-                _tell(each, place)
+        outcome = self._refusal or self._written(waiting)
+        for number, each in enumerate(waiting):
+            _tell(each, RunStopped(*outcome) if isinstance(outcome, tuple) else outcome[number])
 
-    def _written(self, waiting: list[_Waiting]) -> list[Place]:
-        """Their places, on disk; on failure none, and the refusal says why."""
+    def _written(self, waiting: list[_Waiting]) -> list[Place] | tuple[str, str]:
+        """Their places, on disk; or why there will be none, now and later."""
         groups: dict[int, list[int]] = {}
         for number, each in enumerate(waiting):
             groups.setdefault(each.batch_num, []).append(number)
@@ -252,7 +248,7 @@ class JournalWriter:
                 file.sync()
             except OSError as error:
                 self._refusal = ("disk", disk_stop(batch_path(self._directory, batch_num), error).message)
-                return []
+                return self._refusal
         return [places[number] for number in range(len(waiting))]
 
     def _file(self, batch_num: int) -> BatchFile:

@@ -109,12 +109,11 @@ def _flock(descriptor: int, kind: int) -> bool | None:
 def _judge_record(record: LockRecord | None, owner: Owner, checkpoint: Path) -> None:
     if record is None:
         return
-    if record.host == socket.gethostname():
-        if not _is_gone(record, owner):
-            raise _refusal(record)
+    here = record.host == socket.gethostname()
+    if here and _is_gone(record, owner):
         time.sleep(_ORPHANS_END)
-    elif _age(checkpoint) < FRESH:
-        raise UsageProblem(f"{_refusal(record)} (its checkpoint is younger than {FRESH:.0f} s; --steal_lock overrules)")
+    elif here or _age(checkpoint) < FRESH:
+        raise UsageProblem(f"{_refusal(record)}; if you know that it has ended: --steal_lock")
 
 
 def _is_gone(record: LockRecord, owner: Owner) -> bool:

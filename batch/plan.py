@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from tools.environments.table import load_backend, resolve_backend
 
 from agent.checkers import Plugin, load_plugin
+from agent.models.gate import RunGate
 from agent.models.options import RequestOptions
 from agent.models.providers import API_KEY_VARIABLE, Target, resolve_targets
-from agent.models.gate import RunGate
 from agent.models.table import ModelSpec, is_local, open_model
 from agent.outcome import RolloutPolicy
 from agent.pricing import cost
@@ -22,6 +21,7 @@ from agent.types import Message, Usage
 from batch.dataset import Dataset, DatasetScan, Selection, open_dataset, scan
 from batch.settings import RunSettings, run_directory
 from tools.environments.base import Limits
+from tools.environments.table import load_backend, resolve_backend
 from tools.errors import UsageProblem
 from tools.toolsets import missing, resolve_names, resolve_toolsets
 from toolset_distributions import get_distribution

@@ -10,14 +10,14 @@ import multiprocessing
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import msgspec
 
 from agent.errors import RunStopped
-from agent.faults import fault_of
+from agent.faults import Fault, attempted, fault_of
 from agent.models.base import Gate, Lease, Verdict
 from batch.messages import (
     Ask,
@@ -136,6 +136,9 @@ class Member:
         self._leases.clear()
 
     def _receive(self, message: ToParent) -> None:
+        self._pool.guard(lambda: self._take(message))
+
+    def _take(self, message: ToParent) -> None:
         match message:
             case Ask():
                 self._asks[message.ask] = asyncio.create_task(self._answer(message))
@@ -198,6 +201,7 @@ class Pool:
         self._changed = asyncio.Event()
         self._fruitless = 0
         self._opening = 0
+        self._endings: set[asyncio.Future[None]] = set()
         self.started = False  # the first workers are there
         self._cut_at = float("inf")
         self._kill_at = float("inf")
@@ -234,13 +238,25 @@ class Pool:
     def broken(self, message: Broken) -> None:
         """A worker says that it cannot go on."""
         if message.kind == "stop":
-            self.stop(message.reason)
-            self.events.log(Log(-1, -1, f"stopped: {message.message}"))
-            self.problem = self.problem or RunStopped(message.reason, message.message)
+            self._fail(RunStopped(message.reason, message.message), now=False)
+        elif message.kind == "usage":
+            self._fail(UsageProblem(message.message))
         else:
-            kind = UsageProblem if message.kind == "usage" else InternalFaultError
-            self.problem = self.problem or kind(message.message)
-            self.stop("fault", now=True)
+            self._fail(InternalFaultError(message.message))
+
+    def guard(self, call: Callable[[], None]) -> None:
+        """For what the event loop calls: an exception there would go nowhere, and the run would wait for ever."""
+        try:
+            outcome = attempted(call)
+        except (UsageProblem, RunStopped) as problem:
+            self._fail(problem)
+            return
+        if isinstance(outcome, Fault):
+            self._fail(InternalFaultError(f"{outcome}\n{outcome.trace}"))
+
+    def _fail(self, problem: Exception, *, now: bool = True) -> None:
+        self.problem = self.problem or problem
+        self.stop(problem.reason if isinstance(problem, RunStopped) else "fault", now=now)
 
     def feed(self) -> None:
         """Gives rows to whoever wants some; lets go whoever can have no more."""
@@ -275,7 +291,7 @@ class Pool:
             member.task = asyncio.create_task(_serve_here(spec, theirs))
         else:
             member.process = await asyncio.to_thread(self._start_process, spec, theirs)
-        member.wire.closed.add_done_callback(lambda _: asyncio.ensure_future(self._gone(member)))
+        member.wire.closed.add_done_callback(lambda _: self._note_end(member))
         return member
 
     def _start_process(self, spec: WorkerSpec, theirs: socket.socket) -> multiprocessing.process.BaseProcess:
@@ -298,10 +314,22 @@ class Pool:
             for key in [key for key in batch if key not in member.started]:
                 del batch[key]
 
+    def _note_end(self, member: Member) -> None:
+        self._opening += 1  # until whatever takes its place is there
+        ending = asyncio.ensure_future(self._gone(member))
+        self._endings.add(ending)
+        ending.add_done_callback(self._gone_for_good)
+
+    def _gone_for_good(self, ending: "asyncio.Future[None]") -> None:
+        self._endings.discard(ending)
+        self._opening -= 1
+        self.guard(ending.result)
+        self.guard(self.feed)
+        self._changed.set()
+
     async def _gone(self, member: Member) -> None:
         """Its socket is closed: it ended, or died."""
         member.let_go()
-        self._opening += 1  # until whatever takes its place is there
         code = await self._exit_code(member)
         self._members.remove(member)
         left = self._left_by(member)
@@ -309,16 +337,13 @@ class Pool:
             self._take_over(member, left, code)
         if not self.stop_reason:
             await self._replace(member, died=bool(left) or code != 0)
-        self._opening -= 1
-        self.feed()
-        self._changed.set()
 
     async def _exit_code(self, member: Member) -> int:
         if member.process is None:
             assert member.task is not None
             outcome = (await asyncio.gather(member.task, return_exceptions=True))[0]
             if isinstance(outcome, Exception):
-                self.problem = self.problem or InternalFaultError(str(fault_of(outcome)))
+                self._fail(InternalFaultError(str(fault_of(outcome))))
             return 0
         await asyncio.to_thread(member.process.join, EXIT_GRACE)
         if member.process.exitcode is None:
@@ -372,7 +397,7 @@ class Pool:
                 self._cut_at = float("inf")
                 self.stop(self.stop_reason, now=True)
             for member in self._members:
-                blocked = now - member.last_beat > SILENCE and 0 < member.overdue_at < now - SILENCE
+                blocked = now - member.last_beat > SILENCE and 0 < member.overdue_at < now
                 if now >= self._kill_at or (blocked and member.process is not None):
                     member.kill()
 

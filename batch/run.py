@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from tools.environments.table import load_backend
-
 from agent.conversation import End
 from agent.errors import RunStopped
 from agent.models.gate import RunGate
@@ -30,6 +28,7 @@ from batch.store import RunDirectory
 from batch.work import Work
 from batch.worker import WorkerSpec, ended_message
 from tools.environments.base import Owner
+from tools.environments.table import load_backend
 from tools.errors import RowFailed, UsageProblem
 
 TICK = 0.5  # seconds between looks at the clock, the gate and the display

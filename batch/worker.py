@@ -16,11 +16,10 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from tools.environments.table import load_backend
 
 from agent.checkers import load_plugin
 from agent.errors import RunStopped
-from agent.faults import Fault, fault_of, guarded
+from agent.faults import Fault, attempted, fault_of, guarded
 from agent.models.base import Lease, Model, Verdict
 from agent.models.table import ModelSpec, open_model
 from agent.outcome import RolloutPolicy
@@ -55,6 +54,7 @@ from batch.messages import (
 )
 from batch.rows import parse_row
 from tools.environments.base import Owner
+from tools.environments.table import load_backend
 from tools.errors import UsageProblem
 
 HEARTBEAT = 1.0  # seconds
@@ -181,6 +181,11 @@ class Worker:
     # --- messages
 
     def _receive(self, message: ToWorker) -> None:
+        outcome = attempted(lambda: self._take(message))
+        if isinstance(outcome, Fault):
+            self._break(outcome)
+
+    def _take(self, message: ToWorker) -> None:
         match message:
             case Granted():
                 self._gate.granted(message)
@@ -302,7 +307,7 @@ def worker_main(spec_bytes: bytes, connection: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells us what to do
     spec = msgspec.msgpack.decode(spec_bytes, type=WorkerSpec)
     asyncio.run(_serve(spec, connection))
-    os._exit(0)  # threads of plug-ins that hang must not hold the process
+    os._exit(0)  # whatever still hangs must not hold the process
 
 
 async def _serve(spec: WorkerSpec, connection: socket.socket) -> None:

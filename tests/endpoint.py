@@ -42,6 +42,7 @@ import argparse
 import asyncio
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -167,7 +168,7 @@ class Endpoint:
             self.stats.in_flight -= 1
 
     async def _get_stats(self, _: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(self.stats), content_type="application/json")
+        return web.Response(body=msgspec.json.encode(self.stats, enc_hook=list), content_type="application/json")
 
     async def _post_rules(self, http: web.Request) -> web.Response:
         self.set_rules(await http.json())
@@ -237,7 +238,7 @@ class Endpoint:
             return completion(
                 {"content": f"done: {request.prompt}", "reasoning_content": "All steps are done."}, request
             )
-        command = f"echo step {done + 1} of {_quoted(request.prompt)}"
+        command = f"echo step {done + 1} of {shlex.quote(request.prompt)}"
         message = {
             "content": "",
             "reasoning_content": f"Step {done + 1} comes next.",
@@ -331,10 +332,6 @@ def _within(number: int, span: Span) -> bool:
 
 def _offers_terminal(body: dict[str, Any]) -> bool:
     return any(tool["function"]["name"] == "terminal" for tool in body.get("tools", []))
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 class EndpointProcess:

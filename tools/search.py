@@ -73,7 +73,7 @@ async def search_files(context: ToolContext, arguments: SearchArguments) -> dict
     root = await located(context.environment, arguments.path)
     root = root if root.startswith("/") else f"./{root}"
     if arguments.target == "files":
-        script = _names_script(root, arguments.pattern)
+        script = _names_script(root, _relative(arguments.pattern))
     else:
         script = _content_script(await context.memory(Program).find(context), root, arguments)
     ended = await context.environment.run(script, timeout=context.command_timeout, max_chars=MAX_BYTES + 1_000)
@@ -89,9 +89,13 @@ def _check(arguments: SearchArguments) -> None:
         raise ToolError("pattern, path and file_glob cannot hold a NUL character")
 
 
+def _relative(pattern: str) -> str:
+    return pattern.removeprefix("./").lstrip("/")
+
+
 def _names_script(root: str, pattern: str) -> str:
     if "/" in pattern:
-        glob = pattern.replace("**/", "*").replace("**", "*").removeprefix("/")
+        glob = pattern.replace("**/", "*").replace("**", "*")
         return _script(root, f'find "$@" -type f {_either("-path", _alternatives(f"*/{glob}"))} -print', MAX_NAMES)
     return _script(root, f'find "$@" -type f {_either("-name", _alternatives(pattern))} -print', MAX_NAMES)
 
@@ -100,7 +104,7 @@ def _matching(pattern: str, printed: Sequence[Printed]) -> Sequence[Printed]:
     """Those whose path ends as a glob with slashes says; `find` lets a star run over slashes."""
     if "/" not in pattern:
         return printed
-    globs = [_GLOB_PART.split(glob.removeprefix("/")) for glob in _alternatives(pattern)]
+    globs = [_GLOB_PART.split(glob) for glob in _alternatives(pattern)]
     try:
         ends = re.compile("|".join(f"(?:^|/){''.join(map(_expression, parts))}$" for parts in globs))
     except re.error as error:
@@ -138,6 +142,7 @@ def _script(root: str, files: str, most: int, each: str = ":") -> str:
     parameters say where to look: below a directory, without what is hidden, or at a single file."""
     quoted = shlex.quote(root)
     return (
+        'for f in find sort head; do command -v $f >/dev/null || { echo "The sandbox has no $f"; exit 2; }; done\n'
         f"[ -e {quoted} ] || {{ printf 'No such file or directory: %s' {quoted}; exit 2; }}\n"
         f"if [ -d {quoted} ]; then set -- {quoted}/. -name '.?*' -prune -o; else set -- {quoted}; fi\n"
         f"{{ {files}; }} 2>/dev/null | LC_ALL=C sort | head -n {most + 1} |\n"
@@ -184,7 +189,9 @@ def _result(arguments: SearchArguments, printed: list[Printed], cut: str) -> dic
     if arguments.target == "files" or arguments.output_mode == "files_only":
         most = MAX_NAMES
         named = printed[:most]
-        total, page = _names(_matching(arguments.pattern, named) if arguments.target == "files" else named, start, stop)
+        total, page = _names(
+            _matching(_relative(arguments.pattern), named) if arguments.target == "files" else named, start, stop
+        )
     elif arguments.output_mode == "count":
         total, page = _counts(printed[:most], start, stop)
     else:

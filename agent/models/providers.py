@@ -75,7 +75,7 @@ class _Table(Struct, frozen=True, forbid_unknown_fields=True):
     providers: dict[str, Provider]
 
 
-def resolve_targets(  # noqa: PLR0913 - the settings that say who answers, one each
+def resolve_targets(
     model: str,
     provider: str | None = None,
     base_url: str | None = None,

@@ -19,7 +19,7 @@ ERRORS = {
 
 
 class StubEngine:
-    """Counts pulls; `slow:1` never arrives, `flaky:1` arrives at the second try, `cut:1` ends without being there."""
+    """Counts pulls; what begins with `slow` never arrives, `flaky:1` arrives at the second try, `cut:1` ends without being there."""
 
     def __init__(self) -> None:
         self.pulls: list[str] = []
@@ -53,7 +53,7 @@ class StubEngine:
         if name in ERRORS or (name == "flaky:1" and self.pulls.count(name) == 1):
             message = ERRORS.get(name, "net/http: TLS handshake timeout")
             return {"errorDetail": {"message": message}, "error": message}
-        await asyncio.sleep(3600 if name == "slow:1" else 0.5)
+        await asyncio.sleep(3600 if name.startswith("slow") else 0.5)
         if name != "cut:1":
             self.present |= {name, name.removesuffix(":latest")}
         return {"status": "Downloaded"}

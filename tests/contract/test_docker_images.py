@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -84,6 +85,19 @@ async def test_a_pull_has_a_limit_of_its_own_and_the_next_may_try(engine: StubEn
     assert [type(end) for end in ends] == [ImagePullFailed] * 3  # also those that only waited for the lock
 
 
+async def test_there_is_no_limit_of_connections(engine: StubEngine) -> None:
+    backend = DockerBackend()  # each channel holds a connection; aiohttp's own limit is 100
+    pulls = [asyncio.ensure_future(backend.prepare(f"slow:{n}")) for n in range(120)]
+    async with asyncio.timeout(20):
+        while len(engine.pulls) < 120:
+            await asyncio.sleep(0.02)
+        engine.present.add("here:1")
+        await backend.prepare("here:1")
+    for pull in pulls:
+        pull.cancel()
+    await asyncio.wait(pulls)
+
+
 @pytest.mark.parametrize(
     ("registry", "image"),
     [
@@ -114,7 +128,9 @@ async def test_settings_without_use_are_no_obstacle(engine: StubEngine, tmp_path
 async def test_an_engine_that_drops_limits_gets_no_container(engine: StubEngine) -> None:
     engine.present.add("here:1")
     engine.info = {"MemoryLimit": False, "CpuCfsQuota": True, "PidsLimit": False}
+    problem = "cannot limit a container here (memory, process)"
+    assert problem in await DockerBackend().check()
     spec = EnvironmentSpec(task_id="t", owner=current_owner("r"), deadline=2e9, image="here:1")
-    with pytest.raises(SetupFailed, match=r"cannot limit a container here \(memory, process\)"):
+    with pytest.raises(SetupFailed, match=re.escape(problem)):
         async with DockerBackend().open(spec):
             pass

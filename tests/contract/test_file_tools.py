@@ -214,36 +214,42 @@ class TestPatch:
         assert await call.shell("sed -n 150000p big; wc -l <big") == "here\n200000\n"
 
 
+FILES = {
+    "src/a.py": "import os\n\ndef first():\n    return 10\n",
+    "src/deep/b.py": "def second():\n    return 20\n",
+    "src/c.txt": "def in text\n",
+    "it's odd:3:.py": "def odd():\n",
+    ".hidden/x.py": "def hidden():\n",
+    "src/.secret.py": "def secret():\n",
+    "src/bin.py": "def\0binary\n",
+}
 PROGRAMS = ["grep -P", "grep -E", *(name for name in ("rg", "busybox") if shutil.which(name))]
 
 
-@pytest.fixture(params=PROGRAMS)
-async def tree(call: Toolbox, request: pytest.FixtureRequest) -> Toolbox:
-    """A sandbox with files, and the program to search them with."""
-    files = {
-        "src/a.py": "import os\n\ndef first():\n    return 10\n",
-        "src/deep/b.py": "def second():\n    return 20\n",
-        "src/c.txt": "def in text\n",
-        "it's odd:3:.py": "def odd():\n",
-        ".hidden/x.py": "def hidden():\n",
-        "src/.secret.py": "def secret():\n",
-        "src/bin.py": "def\0binary\n",
-    }
-    for name, content in files.items():
+@pytest.fixture
+async def tree(call: Toolbox) -> Toolbox:
+    """A sandbox with files."""
+    for name, content in FILES.items():
         await call.environment.write(name, content.encode())
-    program = str(request.param)
-    if program == "busybox":  # its grep cannot leave binary files out
-        await call.environment.delete("src/bin.py")
-        await call.shell(f"mkdir .bb; {shutil.which('busybox')} --install -s .bb; export PATH=$PWD/.bb")
-        program = "grep -E"
-        assert await call.context.memory(Program).find(call.context) == program
-    call.context.memory(Program).name = program
     return call
 
 
+@pytest.fixture(params=PROGRAMS)
+async def searched(tree: Toolbox, request: pytest.FixtureRequest) -> Toolbox:
+    """A sandbox with files, and the program to search them with."""
+    program = str(request.param)
+    if program == "busybox":  # its grep cannot leave binary files out
+        await tree.environment.delete("src/bin.py")
+        await tree.shell(f"mkdir .bb; {shutil.which('busybox')} --install -s .bb; export PATH=$PWD/.bb")
+        program = "grep -E"
+        assert await tree.context.memory(Program).find(tree.context) == program
+    tree.context.memory(Program).name = program
+    return tree
+
+
 class TestSearch:
-    async def test_lines_by_regular_expression(self, tree: Toolbox) -> None:
-        result = await tree("search_files", pattern=r"^def \w+\(")
+    async def test_lines_by_regular_expression(self, searched: Toolbox) -> None:
+        result = await searched("search_files", pattern=r"^def \w+\(")
         assert result == {
             "total_count": 3,
             "matches": [
@@ -254,26 +260,26 @@ class TestSearch:
             "truncated": False,
         }
 
-    async def test_digits(self, tree: Toolbox) -> None:
-        result = await tree("search_files", pattern=r"return \d+$", path="src")
+    async def test_digits(self, searched: Toolbox) -> None:
+        result = await searched("search_files", pattern=r"return \d+$", path="src")
         assert [match["content"] for match in result["matches"]] == ["    return 10", "    return 20"]
 
-    async def test_only_files_of_a_name(self, tree: Toolbox) -> None:
+    async def test_only_files_of_a_name(self, searched: Toolbox) -> None:
         for glob, expected in {"*.txt": ["src/c.txt"], "{a,c}.*": ["src/a.py", "src/c.txt"], "*.md": []}.items():
-            result = await tree("search_files", pattern="def", file_glob=glob)
+            result = await searched("search_files", pattern="def", file_glob=glob)
             assert [match["path"] for match in result["matches"]] == expected
 
-    async def test_files_and_counts(self, tree: Toolbox) -> None:
-        files = await tree("search_files", pattern="return|def", path="src", output_mode="files_only")
+    async def test_files_and_counts(self, searched: Toolbox) -> None:
+        files = await searched("search_files", pattern="return|def", path="src", output_mode="files_only")
         assert files == {"total_count": 3, "files": ["src/a.py", "src/c.txt", "src/deep/b.py"], "truncated": False}
-        counts = await tree("search_files", pattern="return|def", path="src", output_mode="count", limit=2)
+        counts = await searched("search_files", pattern="return|def", path="src", output_mode="count", limit=2)
         assert counts["total_count"] == 5
         assert counts["counts"] == [{"path": "src/a.py", "count": 2}, {"path": "src/c.txt", "count": 1}]
         assert (counts["truncated"], counts["limit_reason"]) == (True, "limit")
         assert "offset=2" in counts["hint"]
 
-    async def test_pages(self, tree: Toolbox) -> None:
-        pages = [await tree("search_files", pattern="def", limit=1, offset=n) for n in range(5)]
+    async def test_pages(self, searched: Toolbox) -> None:
+        pages = [await searched("search_files", pattern="def", limit=1, offset=n) for n in range(5)]
         assert [[match["path"] for match in page["matches"]] for page in pages] == [
             ["it's odd:3:.py"],
             ["src/a.py"],
@@ -284,9 +290,9 @@ class TestSearch:
         assert [page["truncated"] for page in pages] == [True, True, True, False, False]
         assert {page["total_count"] for page in pages} == {4}
 
-    async def test_lines_around(self, tree: Toolbox) -> None:
-        await tree.environment.write("n", "".join(f"{n}\n" for n in range(1, 31)).encode())
-        result = await tree("search_files", pattern="^(10|11|20)$", path="n", context=1, limit=2)
+    async def test_lines_around(self, searched: Toolbox) -> None:
+        await searched.environment.write("n", "".join(f"{n}\n" for n in range(1, 31)).encode())
+        result = await searched("search_files", pattern="^(10|11|20)$", path="n", context=1, limit=2)
         assert result["total_count"] == 3
         assert result["matches"] == [
             {"path": "n", "line": 9, "content": "9", "around": True},
@@ -295,23 +301,28 @@ class TestSearch:
             {"path": "n", "line": 12, "content": "12", "around": True},
         ]
 
-    async def test_hidden_and_single_files_where_they_are_named(self, tree: Toolbox) -> None:
+    async def test_hidden_and_single_files_where_they_are_named(self, searched: Toolbox) -> None:
         for path in (".hidden", ".hidden/x.py", "./.hidden/"):
-            result = await tree("search_files", pattern="def", path=path)
+            result = await searched("search_files", pattern="def", path=path)
             assert [match["path"] for match in result["matches"]] == [".hidden/x.py"], path
 
-    async def test_patterns_that_look_like_something_else(self, tree: Toolbox) -> None:
-        await tree.environment.write("-odd", b"-e x '$(id)' \"`id`\"\n")
+    async def test_patterns_that_look_like_something_else(self, searched: Toolbox) -> None:
+        await searched.environment.write("-odd", b"-e x '$(id)' \"`id`\"\n")
         for pattern in ("-e x", r"'\$\(id\)'", '"`id`"'):
-            result = await tree("search_files", pattern=pattern)
+            result = await searched("search_files", pattern=pattern)
             assert [match["path"] for match in result["matches"]] == ["-odd"], pattern
-        assert (await tree("search_files", pattern="x", path="-odd"))["total_count"] == 1
+        assert (await searched("search_files", pattern="x", path="-odd"))["total_count"] == 1
 
-    async def test_errors(self, tree: Toolbox) -> None:
-        assert "No such file" in (await tree("search_files", pattern="x", path="nowhere"))["error"]
-        assert (await tree("search_files", pattern="(x"))["error"]
-        assert (await tree("search_files", pattern=""))["error"]
-        assert "NUL" in (await tree("search_files", pattern="a\0"))["error"]
+    async def test_errors(self, searched: Toolbox) -> None:
+        assert "No such file" in (await searched("search_files", pattern="x", path="nowhere"))["error"]
+        assert (await searched("search_files", pattern="(x"))["error"]
+        assert (await searched("search_files", pattern=""))["error"]
+        assert "NUL" in (await searched("search_files", pattern="a\0"))["error"]
+
+    async def test_a_sandbox_that_has_nothing_to_search_with_says_so(self, tree: Toolbox) -> None:
+        await tree.shell("mkdir .none; export PATH=$PWD/.none")
+        for target in ("content", "files"):
+            assert (await tree("search_files", pattern="def", target=target))["error"]
 
     async def test_long_lines_are_cut(self, tree: Toolbox) -> None:
         await tree.environment.write("long", b"needle" + b"x" * 1_000_000 + b"\n")
@@ -344,6 +355,7 @@ class TestNames:
         assert await self.names(tree, "s*/b.py") == []
         assert await self.names(tree, "**/b.py") == ["src/deep/b.py"]
         assert await self.names(tree, "rc/a.py") == []
+        assert await self.names(tree, "./src/*.txt") == ["src/c.txt"]
         assert await self.names(tree, "src/deep/**") == ["src/deep/b.py"]
         assert "glob" in (await tree("search_files", pattern="src/[z-a]*", target="files"))["error"]
         assert await self.names(tree, "b.*", path="src/deep") == ["src/deep/b.py"]

@@ -90,7 +90,7 @@ async def any_model(request: pytest.FixtureRequest, chat: Chat, tmp_path: Path) 
         return chat.open()
     if request.param == "scripted":
         path = tmp_path / "script.yaml"
-        call = "{name: terminal, arguments: {command: 'echo step 1 of hi'}}"
+        call = '{name: terminal, arguments: {command: "echo step 1 of hi"}}'
         path.write_text(
             f"default: {{turns: [{{reasoning: r, tool_calls: [{call}]}}, {{reasoning: r, content: 'done: hi'}}]}}"
         )
@@ -102,7 +102,7 @@ async def any_model(request: pytest.FixtureRequest, chat: Chat, tmp_path: Path) 
         {"from": "gpt", "value": f"<think>\nr\n</think>\n{call}"},
         {
             "from": "tool",
-            "value": '<tool_response>\n{"tool_call_id": "call_1_0", "name": "terminal", "content": {}}\n</tool_response>',
+            "value": '<tool_response>\n{"tool_call_id": "1", "name": "terminal", "content": {}}\n</tool_response>',
         },
         {"from": "gpt", "value": "<think>\nr\n</think>\ndone: hi"},
     ]
@@ -310,11 +310,10 @@ async def test_an_endpoint_that_is_not_there_stops_the_run_within_five_seconds()
     assert time.monotonic() - began < 5
 
 
-async def test_a_name_that_does_not_resolve_is_unreachable() -> None:
-    target = Target(model="m", provider="custom", base_url="http://nowhere.invalid/v1")
-    model = open_model(ModelSpec(model="m", targets=(target,)), RunGate())
-    assert (await stopping(model)).reason == "unreachable"
-    await model.close()
+async def test_a_name_that_does_not_resolve_is_unreachable_and_the_fallback_answers(chat: Chat) -> None:
+    nowhere = Target(model="m", provider="custom", base_url="http://nowhere.invalid/v1")
+    reply = await chat.open(targets=(nowhere, chat.target("spare"))).reply(asking())
+    assert (reply.model, reply.spend.requests) == ("spare", 1)
 
 
 async def test_an_endpoint_that_goes_away_and_comes_back_costs_no_row() -> None:

@@ -70,6 +70,24 @@ echo ready
 """
 
 
+class Pipes:
+    """Two named pipes, and our ends of them."""
+
+    def __init__(self, base: Path) -> None:
+        self._paths = inner, outer = base.with_suffix(".in"), base.with_suffix(".out")
+        for path in self._paths:
+            os.mkfifo(path, 0o600)
+        self.stdout = os.open(outer, os.O_RDONLY | os.O_NONBLOCK)
+        self._kept = os.open(inner, os.O_RDWR | os.O_NONBLOCK)  # a reader, until the shell is one
+        self.stdin = os.open(inner, os.O_WRONLY | os.O_NONBLOCK)
+
+    def forget(self) -> None:
+        """Takes the names away, once the shell has opened them or will not."""
+        os.close(self._kept)
+        for path in self._paths:
+            path.unlink()
+
+
 class BubblewrapEnvironment(ShellEnvironment):
     """A `bwrap` process, and channels through its door."""
 
@@ -109,12 +127,8 @@ class BubblewrapEnvironment(ShellEnvironment):
 
     async def _through_door(self) -> Channel:
         name = str(next(self._numbers))
-        inner, outer = (str(self._host.folder / "door" / f"{name}.{way}") for way in ("in", "out"))
-        for path in (inner, outer):
-            os.mkfifo(path, 0o600)
-        stdout = os.open(outer, os.O_RDONLY | os.O_NONBLOCK)
-        kept = os.open(inner, os.O_RDWR | os.O_NONBLOCK)  # a reader, until the shell is one
-        channel = PipeChannel(os.open(inner, os.O_WRONLY | os.O_NONBLOCK), stdout, _nothing)
+        pipes = Pipes(self._host.folder / "door" / name)
+        channel = PipeChannel(pipes.stdin, pipes.stdout, _nothing)
         try:
             await self._door.write(f"o {name}\n".encode())
             await self._opened(channel)
@@ -122,9 +136,7 @@ class BubblewrapEnvironment(ShellEnvironment):
             await channel.close()
             raise
         finally:
-            os.close(kept)
-            for path in (inner, outer):
-                Path(path).unlink()
+            pipes.forget()
         return channel
 
     async def _opened(self, channel: Channel) -> None:
@@ -184,7 +196,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _nproc(host: Host) -> str:
-    """Shell text that limits processes where no control group does; counted for this sandbox alone, by its namespace."""
+    """Shell text that limits processes where no control group does; a namespace of users counts them for itself."""
     return "" if host.cgroup else f"{{ ulimit -u {host.limits.pids} || ulimit -p {host.limits.pids}; }} 2>/dev/null\n"
 
 

@@ -46,7 +46,8 @@ class Cgroup(Struct, frozen=True):
 
     def remove(self) -> bool:
         """Removes the empty group, waiting half a second at most for processes that are just ending."""
-        return all([_remove(Path(folder)) for folder in self.folders])
+        left = [folder for folder in self.folders if not _remove(Path(folder))]
+        return not left
 
 
 def make_cgroup(name: str, limits: Limits) -> Cgroup | None:

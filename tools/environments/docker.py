@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.environments.base import Environment, EnvironmentSpec, Limits
+from tools.environments.base import Backend, Environment, EnvironmentSpec, Limits
 from tools.environments.channel import base_variables
 from tools.environments.docker_archive import archived_file
 from tools.environments.docker_engine import (
@@ -71,7 +71,7 @@ class DockerBackend:
         try:
             async with asyncio.timeout(_CHECK_SECONDS), self._clients.use() as engine:
                 with engine_errors():
-                    await engine.version()
+                    _refuse_without_limits(await self._clients.info(engine))
         except SetupFailed as problem:
             return str(problem)
         except (EnvironmentLost, TimeoutError) as problem:
@@ -80,10 +80,11 @@ class DockerBackend:
 
     async def prepare(self, image: str) -> None:
         """Pulls the image if it is not there. Raises ImageUnavailable, ImagePullFailed; SetupFailed without docker."""
+        image = image or DEFAULT_IMAGE
         async with self._clients.use() as engine:
             try:
                 with engine_errors():
-                    await ready_image(engine, image or DEFAULT_IMAGE, self._pull_seconds)
+                    await ready_image(engine, image, self._pull_seconds)
             except EnvironmentLost as problem:
                 raise ImagePullFailed(f"image {image}: {problem}") from None
 
@@ -96,13 +97,13 @@ class DockerBackend:
         async with self._clients.use() as engine, AsyncExitStack() as stack:
             with engine_errors():
                 image = await ready_image(engine, spec.image or DEFAULT_IMAGE, self._pull_seconds)
-                _refuse_without_limits(await self._clients.info())
+                _refuse_without_limits(await self._clients.info(engine))
             config = container_config(spec)
             with _start_errors():
                 async with asyncio.timeout(_START_SECONDS):
                     container = await _created(engine, config, stack)
                     user = (image.get("Config") or {}).get("User") or "root"
-                    if user not in ("root", "0") and not spec.cwd:
+                    if _cwd_is_for_root(spec, user):
                         await container.put_archive("/", _writable_directory(DEFAULT_CWD))  # type: ignore[no-untyped-call]
                     sandbox = Sandbox(spec, container)
                     environment = await sandbox.started(stack, user)
@@ -113,17 +114,18 @@ class DockerBackend:
 
     async def reap(self) -> int:
         """Removes the containers of dead runs and those past their deadline; 0 where no engine answers."""
-        if await self.check():
+        try:
+            async with self._clients.use() as engine:
+                with engine_errors():
+                    async with asyncio.timeout(_CHECK_SECONDS):
+                        containers = await engine.containers.list(all=1, filters=json.dumps({"label": [LABEL]}))
+                stale = [container for container in containers if is_stale(container["Labels"], time.time())]
+                return sum(await asyncio.gather(*(_removed(container) for container in stale)))
+        except (SetupFailed, EnvironmentLost):
             return 0
-        async with self._clients.use() as engine:
-            with engine_errors():
-                containers = await engine.containers.list(all=1, filters=json.dumps({"label": [LABEL]}))
-                stale = [c for c in containers if is_stale(c["Labels"], time.time())]
-                await asyncio.gather(*(_delete(container) for container in stale))
-        return len(stale)
 
 
-DOCKER = DockerBackend()
+DOCKER: Backend = DockerBackend()
 
 
 def container_config(spec: EnvironmentSpec) -> dict[str, Any]:
@@ -240,7 +242,7 @@ class Sandbox:
         await stream.__aenter__()
         await self._container.start()
         try:
-            home, temp, cat = await main.greet(_QUESTIONS)
+            home, temp, cat = (await main.greet(_QUESTIONS))[-3:]
         except EnvironmentLost as lost:
             raise SetupFailed(f"image {image}: /bin/sh does not run in it ({lost})") from None
         self._first = main
@@ -275,6 +277,12 @@ class Sandbox:
         return channel
 
 
+def _cwd_is_for_root(spec: EnvironmentSpec, user: str) -> bool:
+    """Whether the engine makes the working directory for root, who is not the image's user; volumes are not touched."""
+    mounted = any(volume.split(":")[1:2] == [DEFAULT_CWD] for volume in spec.volumes)
+    return user.partition(":")[0] not in ("root", "0") and not spec.cwd and not mounted
+
+
 def _writable_directory(path: str) -> bytes:
     """A tar archive of one directory that everybody may write to, for images that run as an ordinary user."""
     entry = tarfile.TarInfo(path.strip("/"))
@@ -291,10 +299,21 @@ async def _created(engine: "Docker", config: dict[str, Any], stack: AsyncExitSta
 
     async def remove() -> None:
         with suppress(EnvironmentLost), engine_errors():
-            await _delete(await creating)
+            await _removed(await creating)
 
     stack.push_async_callback(lambda: uninterrupted(remove(), _REMOVE_SECONDS))
     return await asyncio.shield(creating)
+
+
+async def _removed(container: "DockerContainer") -> bool:
+    """Whether it is gone, within a bound."""
+    try:
+        with engine_errors():
+            async with asyncio.timeout(_REMOVE_SECONDS):
+                await _delete(container)
+    except EnvironmentLost:
+        return False
+    return True
 
 
 async def _delete(container: "DockerContainer") -> None:

@@ -1,4 +1,4 @@
-"""What sandboxes that are processes of this machine share: a folder with a record of its owner, limits, and their end."""
+"""What sandboxes that are processes of this machine share: a folder with their owner, their limits, and their end."""
 
 import asyncio
 import math
@@ -101,7 +101,7 @@ def _fewer_cpus(limits: Limits) -> set[int] | None:
     count = math.ceil(limits.cpus)
     if count >= len(usual):
         return None
-    os.sched_setaffinity(0, random.sample(sorted(usual), count))  # noqa: S311 - spreads load, hides nothing
+    os.sched_setaffinity(0, random.sample(sorted(usual), count))
     return usual
 
 

@@ -16,7 +16,7 @@ from tools.environments.processes import all_pids, is_marked, kill_call
 from tools.environments.shell import ShellEnvironment, new_token
 from tools.errors import EnvironmentLost, SetupFailed
 
-_PARTS = ("workspace", "home", "tmp", "state")
+_PARTS = ("workspace", "home", "temp", "state")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -25,7 +25,7 @@ class LocalEnvironment(ShellEnvironment):
 
     def __init__(self, spec: EnvironmentSpec, host: Host) -> None:
         folder = str(host.folder)
-        variables = base_variables(home=f"{folder}/home", temp=f"{folder}/tmp", user=os.environ.get("USER", "user"))
+        variables = base_variables(home=f"{folder}/home", temp=f"{folder}/temp", user=os.environ.get("USER", "user"))
         super().__init__(
             spec,
             backend="local",

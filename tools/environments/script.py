@@ -1,19 +1,19 @@
 """The shell text that goes into a channel, and how its answers are read. Pure.
 
 A channel's shell is told functions once (`prelude`), then one line per request. Every answer ends with a trailer
-`NONCE fields NONCE\\n`, whose nonce no command can know: it stands in no argument and no variable of a child. Everything
-is POSIX `sh` built-ins but `cat`, `stat`, `mkdir`, `rm` where a request needs them.
+`NONCE fields NONCE\\n`, whose nonce no command can know: it stands in no argument and no variable of a child.
+Everything is POSIX `sh` built-ins but `cat`, `stat`, `mkdir`, `rm` where a request needs them.
 
-Files at the private prefix P: `P0` and `P1` hold exported variables (of the last finished command and of the one before),
-`Pd` the directory a command ended in (empty: it did not come to its end), `Pc` a command too long for an argument, `Pi0`, `Po0`,
-`Pi1`, `Po1` what stands before and after every command's text.
+Files at the private prefix P: `P0` and `P1` hold exported variables (of the last finished command and of the one
+before), `Pd` the directory a command ended in (empty: it did not come to its end), `Pc` a command too long for an
+argument; `Pi0`, `Po0`, `Pi1`, `Po1` are what stands before and after every command's text.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 
 MARKER = "BATCH_CALL"
-"""The variable by which every process of a call is known; its value `token.N.` ends in a dot so that no other begins so."""
+"""The variable by which every process of a call is known. Its value `token.N.` ends in a dot: no other begins so."""
 
 LONG_COMMAND = 100_000
 """Bytes. Linux takes no single argument above 128 KiB."""
@@ -159,7 +159,7 @@ def prelude(private: str, census: bool, shell: bytes = b"") -> bytes:
 
 
 def begin(nonce: str, cwd: str, variables: Mapping[str, str]) -> bytes:
-    """The first channel's first request: variables and directory. Fields: 0 or not, names, shell; output: what failed."""
+    """The first request: variables and directory. Fields: 0 or not, names, shell, directory; output: what failed."""
     exports = b"".join(b"export %s=%s\n" % (name.encode(), quote(encoded(value))) for name, value in variables.items())
     request = b"x=1 y= D=%s\n{\n%s} 2>&1\n" % (quote(encoded(cwd)), _BEGIN.encode())
     return exports + request + b'say %s "$x|$N|$X|$y"\n' % nonce.encode()
@@ -216,8 +216,8 @@ def _part(private: str, name: str) -> bytes:
 def foreground(private: str, slot: int, long: bool) -> bytes:
     """The text of a command's child shell, short because `ps` shows it.
 
-    What the command exports is kept when it ends, by `exit` or by itself: it may set an EXIT trap of its own, so that is
-    done both by our trap and after the command. Nothing but the command is traced under `set -x`, and it sees no
+    What the command exports is kept when it ends, by `exit` or by itself: it may set an EXIT trap of its own, so that
+    is done both by our trap and after the command. Nothing but the command is traced under `set -x`, and it sees no
     positional parameters.
     """
     command = b"set --; . %s" % _part(private, "c") if long else b'eval "set --; $1"'

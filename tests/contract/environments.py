@@ -1,0 +1,53 @@
+"""Sandboxes to test: every backend of this list has to pass the same suite."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from tools.environments.base import Environment, EnvironmentSpec, Limits
+from tools.environments.owner import current_owner
+from tools.environments.table import load_backend
+
+BACKENDS = ("local", "bubblewrap", "docker")
+ISOLATING = tuple(name for name in BACKENDS if name != "local")
+RUN_ID = "conformance"
+
+
+def make_spec(**changes: object) -> EnvironmentSpec:
+    settings: dict[str, object] = {
+        "task_id": "task_0",
+        "owner": current_owner(RUN_ID),
+        "deadline": time.time() + 600,
+        "limits": Limits(memory_mb=1024, pids=256),
+        **changes,
+    }
+    return EnvironmentSpec(**settings)  # type: ignore[arg-type]
+
+
+def open_sandbox(name: str, **changes: object) -> AbstractAsyncContextManager[Environment]:
+    return load_backend(name).open(make_spec(**changes))
+
+
+async def printed(environment: Environment, command: str, timeout: float = 20) -> str:
+    """What a command that has to succeed prints."""
+    result = await environment.run(command, timeout=timeout)
+    assert result.exit_code == 0, result
+    return result.output
+
+
+async def bytes_of(environment: Environment, path: str) -> bytes:
+    return b"".join([chunk async for chunk in environment.read(path)])
+
+
+@pytest.fixture(params=BACKENDS)
+def backend_name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def sandbox(backend_name: str) -> AsyncIterator[Environment]:
+    async with open_sandbox(backend_name) as environment:
+        yield environment

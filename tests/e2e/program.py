@@ -1,0 +1,136 @@
+"""The program as a user runs it: a subprocess with its own environment, files in, files and exit code out."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """Nothing of the developer's: no keys, a home of its own."""
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", **more}
+
+
+def write_dataset(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """A JSONL file."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A JSONL file's rows, split as the program promises: on newlines alone."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+def journal(directory: Path) -> list[dict[str, Any]]:
+    """All rows of all batch files."""
+    return [row for path in sorted(directory.glob("batch_*.jsonl")) for row in read_lines(path)]
+
+
+def merged(directory: Path) -> list[dict[str, Any]]:
+    """The merged file."""
+    return read_lines(directory / "trajectories.jsonl")
+
+
+def statistics(directory: Path) -> dict[str, Any]:
+    """statistics.json."""
+    found: dict[str, Any] = json.loads((directory / "statistics.json").read_bytes())
+    return found
+
+
+class Program:
+    """`batch_runner.py`, started; `tree` are its processes as they were last seen."""
+
+    def __init__(self, *flags: str, home: Path, stdin: bytes | None = None, **variables: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "batch_runner.py"), *flags],
+            cwd=home,
+            env=environment(home, **variables),
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        if stdin is not None and self.process.stdin is not None:
+            self.process.stdin.write(stdin)
+            self.process.stdin.close()
+            self.process.stdin = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill_all()
+        self.process.communicate()
+
+    def tree(self) -> list[psutil.Process]:
+        """Every process of its session: workers hang off the fork server, which may outlive the parent a moment."""
+        mine = self.process.pid
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes."""
+        marks = ("forkserver", "resource_tracker", "semaphore_tracker")
+        return [each for each in self.tree() if _is_worker(each, self.process.pid, marks)]
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """As Ctrl-C in a terminal does: to every process of the group."""
+        os.killpg(self.process.pid, number)
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything at once."""
+        for process in self.tree():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+    def end(self, timeout: float = 60) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        out, err = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out.decode(), err.decode()
+
+
+def _is_worker(process: psutil.Process, parent: int, marks: Sequence[str]) -> bool:
+    try:
+        above = process.parent()
+        return (
+            process.pid != parent
+            and above is not None
+            and "forkserver" in " ".join(above.cmdline())
+            and not any(mark in process.cmdline()[-1] for mark in marks[1:])
+        )
+    except psutil.NoSuchProcess:
+        return False
+
+
+def run_program(
+    *flags: str, home: Path, timeout: float = 60, stdin: bytes | None = None, **variables: str
+) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of a whole run."""
+    with Program(*flags, home=home, stdin=stdin, **variables) as program:
+        return program.end(timeout)
+
+
+def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
+    """Looks until it is true."""
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "it did not come true in time"
+        time.sleep(0.02)
