@@ -1,6 +1,6 @@
 """What tokens cost. Prices are USD per 1,000,000 tokens, from `prices.yaml` beside this file or from the user."""
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cache_write: float | None = None
 
 
+@lru_cache
 def price_of(model: str, price_in: float | None = None, price_out: float | None = None) -> Price | None:
     """The price of a model; None if unknown. The user's two prices beat the table (one alone: the other is 0).
 

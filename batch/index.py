@@ -1,6 +1,6 @@
 """What the journal says about every row and sample: a state, the number of its tries, and where two of them stand.
 
-18 bytes for each row and sample, whatever the journal's size. Filled by one pass over all batch files, kept up to date
+19 bytes for each row and sample, whatever the journal's size. Filled by one pass over all batch files, kept up to date
 while the run goes on, and asked what is still to be run.
 """
 
@@ -90,6 +90,7 @@ class JournalIndex:
         self._attempts = bytearray(slots)
         self._last = array("Q", bytes(8 * slots))
         self._kept = array("Q", bytes(8 * slots))
+        self._kept_attempt = bytearray(slots)
         self._processed = array("I")  # tries by batch number
         self._discarded = array("I")
         self._select()
@@ -147,8 +148,9 @@ class JournalIndex:
         self._enter(slot, _Try(facts.attempt, state, place, called, self.policy.keeps(status)))
 
     def _enter(self, slot: int, tried: _Try) -> None:
-        if tried.kept and (tried.attempt >= self._attempts[slot] or not self._kept[slot]):
+        if tried.kept and tried.attempt >= self._kept_attempt[slot]:
             self._kept[slot] = tried.place
+            self._kept_attempt[slot] = min(tried.attempt, _MOST_ATTEMPTS)
         if tried.attempt < self._last_attempt(slot):
             return
         if self._last[slot]:

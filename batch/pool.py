@@ -375,10 +375,7 @@ class Pool:
     async def _replace(self, member: Member, *, died: bool) -> None:
         self._fruitless = self._fruitless + 1 if died and not member.ran_something else 0
         if self._fruitless >= FRUITLESS:
-            self.problem = self.problem or InternalFaultError(
-                f"{FRUITLESS} workers in a row died before they ran a row"
-            )
-            self.stop("fault", now=True)
+            self._fail(InternalFaultError(f"{FRUITLESS} workers in a row died before they ran a row"))
             return
         if (died or member.retiring) and not member.alone:
             await self._open(slots=member.slots)

@@ -8,6 +8,7 @@ import asyncio
 import os
 import socket
 import time
+import urllib.request
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -130,21 +131,22 @@ class _Connection:
 
     def __init__(self, base_url: str, keys: Sequence[str], timeout: float) -> None:
         self._timeout = timeout
+        self._host = urlsplit(base_url).netloc.rpartition("@")[2]
         self._client = openai.AsyncOpenAI(
             base_url=base_url,
             api_key="unused",  # each request brings its own
             max_retries=0,
             timeout=None,
             http_client=httpx2.AsyncClient(
-                transport=_Transport(),
+                transport=_Transport(_proxy(base_url)),
                 timeout=None,
                 follow_redirects=True,
                 headers={"Accept-Encoding": "gzip, deflate"},
             ),
         )
-        self._headers = [_authorization(key) for key in keys] or [_authorization(None)]
-        if urlsplit(base_url).username is not None:  # the address has its own authorization
-            self._headers = [_authorization(None)] * len(self._headers)
+        has_own = urlsplit(base_url).username is not None  # authorization, in the address
+        usable: Sequence[str | None] = keys or [None]
+        self._request_options = [_with_key(None if has_own else key) for key in usable]
 
     async def post(self, body: bytes, key: int) -> bytes:
         """The body of the answer, whole, within the request's time."""
@@ -154,11 +156,11 @@ class _Connection:
                     "/chat/completions",
                     content=body,
                     cast_to=httpx2.Response,
-                    options={"headers": self._headers[key % len(self._headers)]},
+                    options=self._request_options[key % len(self._request_options)],
                 )
         except TimeoutError as late:
             if isinstance(late, aiohttp.ConnectionTimeoutError):
-                raise unreachable(f"no connection: {late}") from late
+                raise unreachable(f"no connection to {self._host} in time") from late
             raise request_timed_out(self._timeout) from late
         except openai.APIStatusError as refused:
             answer = refused.response
@@ -178,7 +180,8 @@ class _Transport(httpx2.AsyncBaseTransport):
     connections alive, has no limit of connections, and lets aiohttp's errors through, which tell a connection that was
     lost from one that never was."""
 
-    def __init__(self) -> None:
+    def __init__(self, proxy: str | None) -> None:
+        self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
         self._answered = False
 
@@ -190,6 +193,7 @@ class _Transport(httpx2.AsyncBaseTransport):
             headers=request.headers,
             data=request.content,
             allow_redirects=False,
+            proxy=self._proxy,
             timeout=timeout,
         ) as answer:
             self._answered = True
@@ -206,7 +210,7 @@ class _Transport(httpx2.AsyncBaseTransport):
             connector = aiohttp.TCPConnector(
                 limit=0, keepalive_timeout=IDLE_CONNECTION, socket_factory=_keep_alive_socket
             )
-            self._session = aiohttp.ClientSession(connector=connector, trust_env=True)
+            self._session = aiohttp.ClientSession(connector=connector)
         return self._session
 
 
@@ -221,5 +225,14 @@ def _keep_alive_socket(address: Any) -> socket.socket:
     return made
 
 
-def _authorization(key: str | None) -> dict[str, Any]:
-    return {"Authorization": openai.Omit() if key is None else f"Bearer {key}"}
+def _proxy(base_url: str) -> str | None:
+    """What the usual variables say for an address. Asked once: aiohttp's own `trust_env` asks in a thread each time."""
+    parts = urlsplit(base_url)
+    bypassed = urllib.request.proxy_bypass(parts.hostname or "")
+    return None if bypassed else urllib.request.getproxies().get(parts.scheme)
+
+
+def _with_key(key: str | None) -> Any:
+    """The key of idempotency is not sent; given, it saves the client from drawing one."""
+    authorization = openai.Omit() if key is None else f"Bearer {key}"
+    return {"headers": {"Authorization": authorization}, "idempotency_key": "unused"}

@@ -112,7 +112,7 @@ async def test_a_volume_in_place_of_the_working_directory_keeps_its_mode(tmp_pat
         ({"volumes": ("/nowhere-at-all:/data",)}, "bind source path does not exist"),
         ({"volumes": ("/tmp",)}, "HOST:SANDBOX"),
         ({"limits": Limits(cpus=4096)}, "CPUs"),
-        ({"cwd": "relative"}, "absolute"),
+        ({"cwd": "/etc/passwd"}, "/etc/passwd"),
     ],
 )
 async def test_what_the_engine_refuses_is_said_in_one_line(

@@ -1,6 +1,7 @@
 """What every environment does: one suite over all backends, each sentence of the contract a test."""
 
 import asyncio
+import random
 import re
 import resource
 import time
@@ -17,14 +18,17 @@ from tests.contract.environments import (  # noqa: F401 - fixtures
 from tools.environments.base import Environment
 from tools.errors import EnvironmentLost, SetupFailed, ToolError
 
-COUNT = "ls /proc | grep -c '^[0-9]'"
+
+def unique() -> str:
+    """A number of seconds to sleep that no other process of this machine sleeps."""
+    return f"{random.randrange(10**4, 10**6)}.5"
 
 
 async def living(environment: Environment, pattern: str) -> int:
     """Processes whose command line matches, in the sandbox; the pattern should not match itself."""
     script = (
         "n=0; for d in /proc/[0-9]*; do "
-        f"if tr '\\0' ' ' <$d/cmdline 2>/dev/null | grep -qE '^{pattern}'; then n=$((n+1)); fi; done; echo $n"
+        f"if tr '\\0' ' ' 2>/dev/null <$d/cmdline | grep -qE '^{pattern} '; then n=$((n+1)); fi; done 2>/dev/null; echo $n"
     )
     return int(await printed(environment, script))
 
@@ -90,7 +94,9 @@ async def test_stdin_is_empty(sandbox: Environment) -> None:
 
 
 async def test_quotes_newlines_and_substitutions(sandbox: Environment) -> None:
-    command = "echo 'a\"b' \"c'd\" $(echo 'x y') `echo z`\ncat <<'END'\n$HOME \\ 'q'\nEND\nprintf '%s|' \"$@\" # no ends"
+    command = (
+        "echo 'a\"b' \"c'd\" $(echo 'x y') `echo z`\ncat <<'END'\n$HOME \\ 'q'\nEND\nprintf '%s|' \"$@\" # no ends"
+    )
     assert await printed(sandbox, command) == "a\"b c'd x y z\n$HOME \\ 'q'\n|"
 
 
@@ -129,7 +135,7 @@ async def test_working_directory_of_the_row(backend_name: str) -> None:
 
 async def test_tasks_share_nothing(backend_name: str) -> None:
     async with open_sandbox(backend_name) as first, open_sandbox(backend_name) as second:
-        await printed(first, "export LEAK=1; echo secret >here; cd /usr; (sleep 4711 >/dev/null &)")
+        await printed(first, "export LEAK=1; echo secret >here; cd /usr; (sleep 47 >/dev/null &)")
         assert await printed(second, 'echo "[$LEAK]"; ls') == "[]\n"
         assert await printed(second, "pwd") != "/usr\n"
 
@@ -195,19 +201,19 @@ async def test_nul_in_a_command_or_path_is_the_models_mistake(sandbox: Environme
 @pytest.mark.parametrize(
     "command",
     [
-        "sleep 301 &",
-        "nohup sleep 302 >/dev/null 2>&1 & disown",
-        "setsid sleep 303 &",
-        "(sleep 304 &)",
-        "(setsid sleep 305 </dev/null >/dev/null 2>&1 &)",
+        "sleep N &",
+        "nohup sleep N >/dev/null 2>&1 & disown",
+        "setsid sleep N &",
+        "(sleep N &)",
+        "(setsid sleep N </dev/null >/dev/null 2>&1 &)",
     ],
 )
 async def test_a_background_process_does_not_hold_the_call(sandbox: Environment, command: str) -> None:
-    began = time.monotonic()
-    result = await sandbox.run(f"{command}\necho started", timeout=20)
+    seconds, began = unique(), time.monotonic()
+    result = await sandbox.run(f"{command.replace('N', seconds)}\necho started", timeout=20)
     assert (result.output, result.exit_code, result.background) == ("started\n", 0, True)
     assert time.monotonic() - began < 3
-    assert await living(sandbox, r"sleep 30[1-5]") == 1
+    assert await living(sandbox, f"sleep {seconds}") == 1
     assert not (await sandbox.run("true", timeout=20)).background
 
 
@@ -236,7 +242,7 @@ async def test_kill_0_harms_nobody_else(sandbox: Environment) -> None:
 
 async def test_a_command_that_kills_its_channel(sandbox: Environment) -> None:
     await printed(sandbox, "export A=1")
-    result = await sandbox.run("echo said; kill -9 $PPID; sleep 30", timeout=20)
+    result = await sandbox.run("echo said; kill -9 $PPID", timeout=20)
     assert (result.output, result.exit_code) == ("said\n", 137)
     assert await printed(sandbox, "echo $A") == "1\n"
 
@@ -245,33 +251,36 @@ async def test_a_command_that_kills_its_channel(sandbox: Environment) -> None:
 
 
 async def test_timeout_kills_every_descendant_and_returns_what_was_printed(sandbox: Environment) -> None:
-    await printed(sandbox, "cd /usr; export A=1; sleep 401 >/dev/null 2>&1 &")
+    earlier, mine = unique(), unique()
+    await printed(sandbox, f"cd /usr; export A=1; sleep {earlier} >/dev/null 2>&1 &")
     began = time.monotonic()
     result = await sandbox.run(
-        "echo before; trap '' TERM; (sleep 402) & setsid sleep 402 & (setsid sleep 402 &)\n"
-        "bash -c 'trap \"\" TERM INT HUP; env -i /bin/sleep 402' & sleep 402",
+        f"echo before; trap '' TERM; (sleep {mine}) & setsid sleep {mine} & (setsid sleep {mine} &)\n"
+        f"bash -c 'trap \"\" TERM INT HUP; env -i /bin/sleep {mine}' & sleep {mine}",
         timeout=1,
     )
     assert time.monotonic() - began < 5
     assert (result.output, result.exit_code, result.timed_out) == ("before\n", 124, True)
-    assert await living(sandbox, r"\S*sleep 402") == 0
-    assert await living(sandbox, r"sleep 401") == 1
+    assert await living(sandbox, rf"\S*sleep {mine}") == 0
+    assert await living(sandbox, f"sleep {earlier}") == 1
     assert await printed(sandbox, "pwd; echo $A") == "/usr\n1\n"
 
 
 async def test_timeouts_again_and_again_leave_nothing(sandbox: Environment) -> None:
-    command = "sh -c 'sleep 501 & sleep 501'"
+    seconds = unique()
+    command = f"sh -c 'sleep {seconds} & sleep {seconds}'"
     results = [await sandbox.run(command, timeout=0.2) for _ in range(10)]
     assert all(result.timed_out for result in results)
-    assert await living(sandbox, r"sleep 501") == 0
+    assert await living(sandbox, f"sleep {seconds}") == 0
 
 
 async def test_cancelled_command_is_killed(sandbox: Environment) -> None:
+    seconds = unique()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
-            await sandbox.run("sleep 601", timeout=60)
+            await sandbox.run(f"sleep {seconds}", timeout=60)
     for _ in range(50):
-        if await living(sandbox, r"sleep 601") == 0:
+        if await living(sandbox, f"sleep {seconds}") == 0:
             return
         await asyncio.sleep(0.05)
     pytest.fail("the cancelled command lives on")
@@ -301,15 +310,16 @@ async def test_start_leaves_unread_input_alone(sandbox: Environment) -> None:
 
 
 async def test_kill_ends_the_whole_tree_and_nothing_else(sandbox: Environment) -> None:
-    process = await sandbox.start("setsid sleep 701 & sleep 701")
-    other = await sandbox.start("sleep 702")
-    while await living(sandbox, "sleep 70[12]") < 3:
+    mine, others = unique(), unique()
+    process = await sandbox.start(f"setsid sleep {mine} & sleep {mine}")
+    other = await sandbox.start(f"sleep {others}")
+    while await living(sandbox, f"sleep ({mine}|{others})") < 3:
         await asyncio.sleep(0.02)
     assert await process.wait(0.1) is None
     await process.kill()
     assert process.exit_code() == 137
-    assert await living(sandbox, "sleep 701") == 0
-    assert await living(sandbox, "sleep 702") == 1
+    assert await living(sandbox, f"sleep {mine}") == 0
+    assert await living(sandbox, f"sleep {others}") == 1
     assert other.exit_code() is None
 
 
@@ -369,7 +379,9 @@ async def test_parents_are_made_and_links_followed(sandbox: Environment) -> None
 
 
 async def test_list_kinds(sandbox: Environment) -> None:
-    await printed(sandbox, "mkdir d; echo hi >.hidden; ln -s nowhere l; mkfifo p; seq 1 450 | while read n; do :>f$n; done")
+    await printed(
+        sandbox, "mkdir d; echo hi >.hidden; ln -s nowhere l; mkfifo p; seq 1 450 | while read n; do :>f$n; done"
+    )
     kinds = {entry.name: entry.kind for entry in await sandbox.list(".")}
     assert len(kinds) == 454
     assert (kinds["d"], kinds[".hidden"], kinds["l"], kinds["p"], kinds["f450"]) == (
@@ -404,12 +416,14 @@ async def test_what_the_model_can_mend(sandbox: Environment) -> None:
 
 
 async def test_a_reader_that_stops_early_leaves_nothing(sandbox: Environment) -> None:
-    await printed(sandbox, "head -c 30000000 /dev/zero >big")
-    reader = sandbox.read("big")
+    name = f"/tmp/big{unique()}"
+    await printed(sandbox, f"head -c 30000000 /dev/zero >{name}")
+    reader = sandbox.read(name)
     assert set(await anext(reader)) == {0}
     await reader.aclose()  # type: ignore[attr-defined]
     for _ in range(50):
-        if await living(sandbox, "cat") == 0:
+        if await printed(sandbox, f"ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c {name} || :") == "0\n":
+            await sandbox.delete(name)
             return
         await asyncio.sleep(0.02)
     pytest.fail("somebody still reads")

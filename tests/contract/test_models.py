@@ -298,16 +298,38 @@ async def test_what_condemns_stops_after_one_request_per_place(chat: Chat, rule:
     assert chat.endpoint.stats.requests <= 4
 
 
+def listening_to_nobody() -> list[socket.socket]:
+    """A port (of the first socket) that neither refuses nor takes connections: what waits there is already too much."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=0)
+    waiting = [socket.socket() for _ in range(4)]
+    for each in waiting:
+        each.setblocking(False)
+        each.connect_ex(listening.getsockname())
+    return [listening, *waiting]
+
+
 async def test_an_endpoint_that_is_not_there_stops_the_run_within_five_seconds() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound but not listening: refuses
-        target = Target(model="m", provider="custom", base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+    refusing = socket.socket()
+    refusing.bind(("127.0.0.1", 0))  # bound but not listening
+    silent = listening_to_nobody()
+    began = time.monotonic()
+
+    async def stop_at(port: int) -> RunStopped:
+        target = Target(model="m", provider="custom", base_url=f"http://user:secret@127.0.0.1:{port}/v1")
         model = open_model(ModelSpec(model="m", targets=(target,)), RunGate())
-        began = time.monotonic()
-        stopped = await stopping(model, asking(seconds=1))
-        await model.close()
-    assert (stopped.reason, stopped.spend.requests) == ("unreachable", 0)
+        try:
+            return await stopping(model, asking(seconds=1))
+        finally:
+            await model.close()
+
+    ends = await asyncio.gather(*(stop_at(each.getsockname()[1]) for each in (refusing, silent[0])))
     assert time.monotonic() - began < 5
+    for each in (refusing, *silent):
+        each.close()
+    for end in ends:
+        assert (end.reason, end.spend.requests) == ("unreachable", 0)
+        assert "127.0.0.1" in end.message
+        assert "secret" not in end.message
 
 
 async def test_a_name_that_does_not_resolve_is_unreachable_and_the_fallback_answers(chat: Chat) -> None:

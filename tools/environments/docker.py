@@ -11,6 +11,7 @@ import asyncio
 import io
 import json
 import os
+import posixpath
 import secrets
 import tarfile
 import time
@@ -130,7 +131,6 @@ DOCKER: Backend = DockerBackend()
 
 def container_config(spec: EnvironmentSpec) -> dict[str, Any]:
     """The body of containers/create: the main process is a shell that reads its stdin, which ends with us."""
-    cwd = spec.cwd or DEFAULT_CWD
     return {
         "Image": spec.image or DEFAULT_IMAGE,
         "Entrypoint": ["/bin/sh"],
@@ -140,7 +140,7 @@ def container_config(spec: EnvironmentSpec) -> dict[str, Any]:
         "AttachStderr": True,
         "OpenStdin": True,
         "StdinOnce": True,
-        "WorkingDir": cwd,
+        "WorkingDir": _cwd(spec),
         "Healthcheck": {"Test": ["NONE"]},
         "StopTimeout": 1,
         "Labels": {
@@ -159,6 +159,10 @@ def container_config(spec: EnvironmentSpec) -> dict[str, Any]:
             "Tmpfs": {_PRIVATE: "rw,mode=1777,size=64m"},
         },
     }
+
+
+def _cwd(spec: EnvironmentSpec) -> str:
+    return posixpath.join(DEFAULT_CWD, spec.cwd).rstrip("/") or "/"
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
@@ -250,7 +254,7 @@ class Sandbox:
             self._spec,
             backend="docker",
             image=image,
-            cwd=self._spec.cwd or DEFAULT_CWD,
+            cwd=_cwd(self._spec),
             private=f"{_PRIVATE}/",
             variables=base_variables(home=home, temp=temp, user=user.partition(":")[0]),
             open_channel=self.open_channel,
