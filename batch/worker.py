@@ -5,9 +5,11 @@ itself when the parent is gone.
 """
 
 import asyncio
+import io
 import os
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -302,6 +304,27 @@ def ended_message(row: Row, offset: int, length: int) -> PromptEnded:
     )
 
 
+class _Said(io.TextIOBase):
+    """What plug-ins print: lines for run.log. The terminal is the parent's alone."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._loop = asyncio.get_running_loop()
+        self._line = ""
+
+    def writable(self) -> bool:
+        """Part of TextIOBase."""
+        return True
+
+    def write(self, text: str) -> int:
+        """From any thread."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            with suppress(RuntimeError):  # the loop is over
+                self._loop.call_soon_threadsafe(self._wire.send, Log(NO_ROW, NO_ROW, line))
+        return len(text)
+
+
 def worker_main(spec_bytes: bytes, connection: socket.socket) -> None:
     """The entry of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells us what to do
@@ -313,6 +336,7 @@ def worker_main(spec_bytes: bytes, connection: socket.socket) -> None:
 async def _serve(spec: WorkerSpec, connection: socket.socket) -> None:
     worker = Worker(spec)
     await asyncio.get_running_loop().create_connection(lambda: worker.wire, sock=connection)
+    sys.stdout = sys.stderr = _Said(worker.wire)
     outcome = await guarded(worker.run())
     if isinstance(outcome, Fault):
         worker.wire.send(Broken("fault", "", f"{outcome}\n{outcome.trace}"))

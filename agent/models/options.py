@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 ProviderSort = Literal["price", "throughput", "latency"]
 
 
