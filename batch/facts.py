@@ -10,6 +10,7 @@ from agent.row import ToolCount, decode_row
 from agent.types import Usage
 
 _GPT = b'{"from":"gpt","value":"'
+_AFTER_TURNS = b'],"metadata":{'
 _GPT_WITHOUT_REASONING = _GPT + b"<think>\\n</think>"
 
 
@@ -64,11 +65,11 @@ decode_summary_facts = msgspec.json.Decoder(SummaryFacts).decode
 _decode_tools = msgspec.json.Decoder(dict[str, ToolCount]).decode
 
 
-def status_under(policy: MergePolicy, facts: Facts, line: bytes) -> tuple[str, str]:
+def status_under(policy: MergePolicy, facts: Facts, turns_with_reasoning: int) -> tuple[str, str]:
     """A try's status and reason under a policy, which may be another one than that which it was run with."""
     if facts.end_status in ("failed", "stopped"):
         return facts.status, facts.reason
-    if not policy.keep_no_reasoning and not gpt_turns(facts, line)[1]:
+    if not policy.keep_no_reasoning and not turns_with_reasoning:
         return "discarded", "no_reasoning"
     if not policy.keep_unknown_tools and facts.unknown_tools != "[]":
         return "discarded", "unknown_tool"
@@ -80,7 +81,9 @@ def gpt_turns(facts: Facts, line: bytes) -> tuple[int, int]:
 
     Counted in the bytes: bare quotes cannot stand inside a JSON string, and our rows are written without blanks.
     """
-    turns, empty = line.count(_GPT), line.count(_GPT_WITHOUT_REASONING)
+    end = line.find(_AFTER_TURNS)
+    turns = line.count(_GPT, 0, end)
+    empty = line.count(_GPT_WITHOUT_REASONING, 0, end)
     if facts.context_turns:
         given = decode_row(line).conversations[1 : 1 + facts.context_turns]
         spoken = [turn.value for turn in given if turn.sender == "gpt"]
@@ -93,3 +96,9 @@ def gpt_turns(facts: Facts, line: bytes) -> tuple[int, int]:
 def called_tools(tool_stats: bytes) -> Mapping[str, ToolCount]:
     """The tools of a `tool_stats` column that were called. The same few texts come again and again."""
     return {name: tally for name, tally in _decode_tools(tool_stats).items() if tally.count}
+
+
+@lru_cache(maxsize=4096)
+def call_counts(tool_stats: bytes) -> Mapping[str, int]:
+    """The same, their numbers of calls alone."""
+    return {name: tally.count for name, tally in called_tools(tool_stats).items()}

@@ -7,14 +7,14 @@ while the run goes on, and asked what is still to be run.
 import re
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import compress
 
 import msgspec
 from msgspec import Struct
 
 from batch.dataset import Dataset, Job
-from batch.facts import Facts, MergePolicy, called_tools, decode_facts, status_under
+from batch.facts import Facts, MergePolicy, call_counts, decode_facts, gpt_turns, status_under
 from batch.messages import PromptEnded
 from batch.statistics import Spent
 from batch.store import RowFiles, RunDirectory
@@ -58,7 +58,7 @@ class _Try(Struct, frozen=True):
     attempt: int
     state: int
     place: int
-    called: dict[str, int]
+    called: Mapping[str, int]
     kept: bool
 
 
@@ -143,8 +143,8 @@ class JournalIndex:
         self._read_into(slot, facts, state, _place(batch_num, offset), line)
 
     def _read_into(self, slot: int, facts: Facts, state: int, place: int, line: bytes) -> None:
-        status, _ = status_under(self.policy, facts, line)
-        called = {name: tally.count for name, tally in called_tools(bytes(facts.tool_stats)).items()}
+        status, _ = status_under(self.policy, facts, gpt_turns(facts, line)[1])
+        called = call_counts(bytes(facts.tool_stats))
         self._enter(slot, _Try(facts.attempt, state, place, called, self.policy.keeps(status)))
 
     def _enter(self, slot: int, tried: _Try) -> None:
@@ -154,17 +154,14 @@ class JournalIndex:
         if tried.attempt < self._last_attempt(slot):
             return
         if self._last[slot]:
-            self.tool_calls.subtract(self._called(slot))
-        self.tool_calls.update(tried.called)
+            for name, count in call_counts(bytes(decode_facts(self.line(self._last[slot])).tool_stats)).items():
+                self.tool_calls[name] -= count
+        for name, count in tried.called.items():
+            self.tool_calls[name] += count
         self._state[slot] = (self._state[slot] & _SELECTED) + tried.state
         self._last[slot] = tried.place
         if tried.state != STOPPED:
             self._attempts[slot] = min(tried.attempt, _MOST_ATTEMPTS)
-
-    def _called(self, slot: int) -> dict[str, int]:
-        """Of the try that was the last one so far."""
-        facts = decode_facts(self.line(self._last[slot]))
-        return {name: tally.count for name, tally in called_tools(bytes(facts.tool_stats)).items()}
 
     def _count(self, batch_num: int, state: int, *, is_discard: bool) -> None:
         missing = batch_num + 1 - len(self._processed)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from batch.dataset import Dataset, DatasetScan, Selection, open_dataset, scan
 from batch.settings import RunSettings, run_directory
 from tools.environments.base import Limits
 from tools.environments.table import load_backend, resolve_backend
-from tools.errors import UsageProblem
+from tools.errors import RowFailed, UsageProblem
 from tools.toolsets import missing, resolve_names, resolve_toolsets
 from toolset_distributions import get_distribution
 
@@ -44,8 +43,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
 
 
-async def make_plan(settings: RunSettings, environ: Mapping[str, str]) -> Plan:
-    """Reads the dataset whole, looks at the backend, the plug-ins and the keys. Raises UsageProblem."""
+async def make_plan(settings: RunSettings, environ: Mapping[str, str], recorded_backend: str = "") -> Plan:
+    """Reads the dataset whole, looks at the backend, its image, the plug-ins and the keys. Raises UsageProblem.
+
+    `recorded_backend` is the one that a run to be resumed has used so far.
+    """
     if settings.api_key:
         os.environ[API_KEY_VARIABLE] = settings.api_key  # workers find it there, as any other key
     model = model_spec(settings, os.environ)
@@ -58,7 +60,10 @@ async def make_plan(settings: RunSettings, environ: Mapping[str, str]) -> Plan:
     dataset, found = read_dataset(settings, directory)
     order = selection(settings).order(dataset)
     _check_toolsets(settings, found)
-    backend = await choose_backend(settings, found)
+    backend = await choose_backend(settings, found, recorded_backend)
+    await _ready_image(settings, found, backend)
+    if settings.dataset_file and not settings.dry_run:
+        settings = msgspec.structs.replace(settings, dataset_file=dataset.path)  # what can be read again
     return Plan(
         settings=settings,
         directory=directory,
@@ -79,7 +84,7 @@ def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any]) -> Plan:
     kept = ("samples_per_prompt", "max_samples", "shuffle", "seed", "spread", "distribution", "batch_size", "model")
     changes = {name: before[name] for name in kept}
     changes["prompt"] = before["prompt"]
-    changes["dataset_file"] = settings.dataset_file or manifest["dataset"]["path"]
+    changes["dataset_file"] = settings.dataset_file or _recorded_dataset(manifest, run_directory(settings))
     settings = msgspec.structs.replace(settings, **changes, skip_bad_rows=True)
     dataset, found = read_dataset(settings, run_directory(settings))
     return Plan(
@@ -99,6 +104,12 @@ def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any]) -> Plan:
 # --- dataset
 
 
+def _recorded_dataset(manifest: Mapping[str, Any], directory: Path) -> str:
+    """Where the run's dataset is now: a copy in the run directory may have moved with it."""
+    path, copy = str(manifest["dataset"]["path"]), directory / "dataset.jsonl"
+    return str(copy) if path and not Path(path).exists() and copy.exists() else path
+
+
 def selection(settings: RunSettings) -> Selection:
     """Which rows, in which order."""
     return Selection(max_samples=settings.max_samples, shuffle=settings.shuffle, seed=settings.seed)
@@ -107,17 +118,30 @@ def selection(settings: RunSettings) -> Selection:
 def read_dataset(settings: RunSettings, directory: Path) -> tuple[Dataset, DatasetScan]:
     """The dataset, scanned. Bad rows and an empty set are UsageProblems."""
     if settings.prompt:
-        line = msgspec.json.encode({"prompt": settings.prompt})
-        dataset = Dataset(BytesIO(line), "--prompt")
-    else:
-        spool_to = None if settings.dry_run else directory / "dataset.jsonl"
-        dataset = open_dataset(settings.dataset_file, spool_to=spool_to)
+        dataset = Dataset.of_prompt(settings.prompt)
+        return dataset, scanned(settings, dataset)
+    if settings.dry_run:
+        dataset = open_dataset(settings.dataset_file)
+        return dataset, scanned(settings, dataset)
+    spooled = directory / "dataset.jsonl.tmp"
+    try:
+        dataset = open_dataset(settings.dataset_file, spool_to=spooled)
+        found = scanned(settings, dataset)
+        if spooled.exists():  # only a dataset that can be run takes the place of an earlier one
+            dataset.path = str(spooled.replace(directory / "dataset.jsonl"))
+    finally:
+        spooled.unlink(missing_ok=True)
+    return dataset, found
+
+
+def scanned(settings: RunSettings, dataset: Dataset) -> DatasetScan:
+    """The first pass over the rows. UsageProblem for bad ones, unless they may be left out, and for an empty set."""
     found = scan(dataset, resolve_names, asks_for_spread=asks_for(settings.spread) if settings.spread else None)
     if found.bad_rows and not settings.skip_bad_rows:
-        raise UsageProblem(_bad_rows_text(settings.dataset_file, found))
+        raise UsageProblem(_bad_rows_text(settings.dataset_file or "--prompt", found))
     if not found.rows:
         raise UsageProblem(f"{settings.dataset_file}: no valid row")
-    return dataset, found
+    return found
 
 
 def asks_for(toolset: str) -> Any:
@@ -234,10 +258,11 @@ def _check_toolsets(settings: RunSettings, found: DatasetScan) -> None:
             )
 
 
-async def choose_backend(settings: RunSettings, found: DatasetScan) -> str:
-    """The backend that the whole run uses: there is no other one to fall back to."""
+async def choose_backend(settings: RunSettings, found: DatasetScan, recorded: str = "") -> str:
+    """The backend that the whole run uses: there is no other one to fall back to. What `auto` chose once stays."""
     wants_image = bool(settings.image or found.images)
-    name = await resolve_backend(settings.container_backend, wants_image)
+    requested = settings.container_backend
+    name = await resolve_backend(recorded if recorded and requested == "auto" else requested, wants_image)
     backend = load_backend(name)
     if wants_image and not backend.takes_images:
         where = f"{settings.dataset_file}:{found.first_image_line}: image" if found.images else "image"
@@ -245,3 +270,14 @@ async def choose_backend(settings: RunSettings, found: DatasetScan) -> str:
     if problem := await backend.check():
         raise UsageProblem(f"container_backend {name}: {problem}")
     return name
+
+
+async def _ready_image(settings: RunSettings, found: DatasetScan, backend_name: str) -> None:
+    """Makes the image of all rows that name none ready."""
+    backend = load_backend(backend_name)
+    if not backend.takes_images or found.images == found.rows:
+        return
+    try:
+        await backend.prepare(settings.image)
+    except RowFailed as error:
+        raise UsageProblem(str(error)) from error

@@ -29,7 +29,6 @@ from batch.work import Work
 from batch.worker import WorkerSpec, ended_message
 from tools.environments.base import Owner
 from tools.environments.table import load_backend
-from tools.errors import RowFailed, UsageProblem
 
 TICK = 0.5  # seconds between looks at the clock, the gate and the display
 CHECKPOINT_SECONDS = 5.0
@@ -86,7 +85,6 @@ class Run:
     async def execute(self) -> None:
         """Runs what is pending. Raises UsageProblem and InternalFaultError."""
         await self._reap("removed {} sandboxes that dead runs had left")
-        await self._prepare_image()
         self._listen()
         ticking = asyncio.create_task(self._tick())
         try:
@@ -95,6 +93,7 @@ class Run:
             self.stopped = self.stopped or stop
         finally:
             ticking.cancel()
+            self._progress.update(self._snapshot())
             self._progress.close()
             await self._reap("removed {} sandboxes that killed workers had left")
             if self._hook:
@@ -138,15 +137,6 @@ class Run:
         workers = max(1, min(settings.num_workers, settings.concurrency, batches))
         share, more = divmod(settings.concurrency, workers)
         return [share + (number < more) for number in range(workers)]
-
-    async def _prepare_image(self) -> None:
-        image = self._settings.image
-        if not image or not self._backend.takes_images:
-            return
-        try:
-            await self._backend.prepare(image)
-        except RowFailed as error:
-            raise UsageProblem(f"image {image}: {error}") from error
 
     async def _reap(self, text: str) -> None:
         removed = await self._backend.reap()

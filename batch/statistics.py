@@ -11,7 +11,15 @@ from msgspec import Struct, field
 
 from agent.row import ToolCount
 from agent.types import Spend, Usage
-from batch.facts import Facts, SummaryFacts, called_tools, gpt_turns
+from batch.facts import (
+    Facts,
+    MergePolicy,
+    SummaryFacts,
+    called_tools,
+    decode_summary_facts,
+    gpt_turns,
+    status_under,
+)
 from tools.errors import UsageProblem
 from tools.toolsets import resolve_names
 
@@ -110,6 +118,32 @@ class Spent(Struct):
         return Spend(requests=self.requests, usage=self.usage, cost_usd=self.cost_usd)
 
 
+class Tried(Struct, frozen=True, kw_only=True, gc=False):
+    """A try read back, as it counts under the present policy."""
+
+    facts: SummaryFacts
+    line: bytes
+    status: str
+    reason: str
+    turns: int  # gpt turns that are the model's doing
+    turns_with_reasoning: int
+
+    @classmethod
+    def read(cls, line: bytes, policy: MergePolicy) -> "Tried":
+        """From a line of the journal."""
+        facts = decode_summary_facts(line)
+        turns, with_reasoning = gpt_turns(facts, line)
+        status, reason = status_under(policy, facts, with_reasoning)
+        return cls(
+            facts=facts,
+            line=line,
+            status=status,
+            reason=reason,
+            turns=turns,
+            turns_with_reasoning=with_reasoning,
+        )
+
+
 class Statistics(Struct):
     """Of the last tries of rows. A stopped try has no end yet: it counts for tools and reasoning, not as a row."""
 
@@ -130,29 +164,29 @@ class Statistics(Struct):
     tool_calls: Spread = field(default_factory=Spread)
 
     @classmethod
-    def of(cls, facts: SummaryFacts, line: bytes, status: str, reason: str) -> "Statistics":
-        """Of one try, with the status and reason that it has under the present policy."""
+    def of(cls, tried: Tried) -> "Statistics":
+        """Of one try."""
         one = cls()
-        one.take(facts, line, status, reason)
+        one.take(tried)
         return one
 
-    def take(self, facts: SummaryFacts, line: bytes, status: str, reason: str) -> None:
+    def take(self, tried: Tried) -> None:
         """Adds one try in place."""
-        turns, with_reasoning = gpt_turns(facts, line)
+        facts, line, status = tried.facts, tried.line, tried.status
         used = _tools_used(facts)
-        self.gpt_turns += turns
-        self.turns_with_reasoning += with_reasoning
+        self.gpt_turns += tried.turns
+        self.turns_with_reasoning += tried.turns_with_reasoning
         self._take_tools(facts, used)
         if _REDACTED.encode() in line:
             self.redactions += line.count(_REDACTED.encode()) - facts.final_response.count(_REDACTED)
         self.by_status[status] += 1
-        if reason:
-            self.by_reason[reason] += 1
+        if tried.reason:
+            self.by_reason[tried.reason] += 1
         if status != "stopped":
             self.rows += 1
             self.completed += status == "completed"
             self.successes += facts.success
-            self.turns.add(turns)
+            self.turns.add(tried.turns)
             self.tool_calls.add(sum(tally.count for tally in used.values()))
 
     def _take_tools(self, facts: SummaryFacts, used: Mapping[str, ToolCount]) -> None:

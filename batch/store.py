@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _BATCH_NAME = re.compile(r"batch_(\d+)\.jsonl(\.torn)?")
 _FOLDERS = ("", "tasks", "turns")  # where derived files stand
-_READ_AHEAD = 1 << 14
+_WINDOW = 1 << 16
 
 
 class Mending(Struct, frozen=True, kw_only=True):
@@ -213,12 +213,13 @@ def indented(value: Any) -> bytes:
 
 
 class RowFiles:
-    """Reads journal rows by their place, a few files open at a time."""
+    """Reads journal rows by their place, a few files open at a time. Neighbours mostly come out of one read."""
 
     def __init__(self, directory: RunDirectory, open_files: int = 64) -> None:
         self._directory = directory
         self._limit = open_files
         self._descriptors: dict[int, int] = {}
+        self._window = (-1, 0, b"")  # batch number, offset, bytes: what was read last
 
     def __enter__(self) -> "RowFiles":
         return self
@@ -231,17 +232,29 @@ class RowFiles:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+        self._window = (-1, 0, b"")
 
     def line(self, batch_num: int, offset: int) -> bytes:
         """The line that begins there, with its newline."""
-        descriptor = self._descriptor(batch_num)
-        line = os.pread(descriptor, _READ_AHEAD, offset)
-        while (end := line.find(b"\n")) < 0:
-            more = os.pread(descriptor, max(_READ_AHEAD, len(line)), offset + len(line))
-            if not more:
+        number, start, window = self._window
+        if number == batch_num and start <= offset:
+            end = window.find(b"\n", offset - start)
+            if end >= 0:
+                return window[offset - start : end + 1]
+        return self._read(batch_num, offset)
+
+    def _read(self, batch_num: int, offset: int) -> bytes:
+        descriptor, size = self._descriptor(batch_num), _WINDOW
+        start = offset - offset % _WINDOW
+        while True:
+            size *= 2
+            window = os.pread(descriptor, size, start)
+            end = window.find(b"\n", offset - start)
+            if end >= 0:
+                self._window = (batch_num, start, window)
+                return window[offset - start : end + 1]
+            if len(window) < size:
                 raise RunStopped("disk", f"{self._directory.batch_path(batch_num)} is shorter than it was")
-            line += more
-        return line[: end + 1]
 
     def _descriptor(self, batch_num: int) -> int:
         if batch_num not in self._descriptors:

@@ -11,10 +11,9 @@ from msgspec import Struct
 from agent.row import Row, decode_row, encode_row
 from batch.checkpoint import utc_now
 from batch.dataset import BadRow
-from batch.facts import SummaryFacts, decode_summary_facts, status_under
 from batch.index import Counts, JournalIndex
 from batch.outputs import Take, outputs
-from batch.statistics import Statistics
+from batch.statistics import Statistics, Tried
 from batch.store import RunDirectory, indented, replace_file, replacing
 
 _ERROR_HEAD = 200
@@ -43,15 +42,6 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     kept: int
     statistics: dict[str, Any]
     metrics: dict[str, Any]
-
-
-class _Try(Struct, frozen=True):
-    """A try read back, with the status and reason that it has under the present policy."""
-
-    facts: SummaryFacts
-    line: bytes
-    status: str
-    reason: str
 
 
 def finalize(directory: RunDirectory, index: JournalIndex, options: SummaryOptions) -> RunSummary:
@@ -83,27 +73,26 @@ class _Merge:
             self.takes = stack.enter_context(outputs(options.output_format, directory, options.jsonl_file))
             for row, sample, last_place, kept_place in self.index.tries():
                 last = self._read(last_place)
-                self.statistics.take(last.facts, last.line, last.status, last.reason)
+                self.statistics.take(last)
                 if kept_place:
                     kept = last if kept_place == last_place else self._read(kept_place)
                     merged.write(self._kept(row, kept))
                 elif last.status != "stopped":
                     failures.write(self._left_out(row, sample, last))
 
-    def _read(self, place: int) -> _Try:
+    def _read(self, place: int) -> Tried:
         line = self.index.line(place)
         if self.options.judge:
             line = encode_row(self.options.judge(decode_row(line)))
-        facts = decode_summary_facts(line)
-        return _Try(facts, line, *status_under(self.index.policy, facts, line))
+        return Tried.read(line, self.index.policy)
 
-    def _kept(self, row: int, kept: _Try) -> bytes:
+    def _kept(self, row: int, kept: Tried) -> bytes:
         self.kept += 1
         line = self._labelled(row, kept)
         self._hand_out(line)
         return line
 
-    def _left_out(self, row: int, sample: int, last: _Try) -> bytes:
+    def _left_out(self, row: int, sample: int, last: Tried) -> bytes:
         self.statistics.filtered[last.reason if last.status == "discarded" else last.status] += 1
         if self.index.policy.save_all and self.takes:
             self._hand_out(self._labelled(row, last))
@@ -123,10 +112,10 @@ class _Merge:
             for take in self.takes:
                 take(row)
 
-    def _task_id(self, row: int, tried: _Try) -> str:
+    def _task_id(self, row: int, tried: Tried) -> str:
         return tried.facts.task_id if self.index.dataset.has_id(row) else f"task_{row}"
 
-    def _labelled(self, row: int, tried: _Try) -> bytes:
+    def _labelled(self, row: int, tried: Tried) -> bytes:
         """The line with the present dataset's position and name, and the present policy's status; mostly as it is."""
         facts, task_id = tried.facts, self._task_id(row, tried)
         if facts.status != tried.status:
@@ -161,7 +150,7 @@ class _Merge:
         )
 
 
-def _with_status(row: Row, prompt_index: int, task_id: str, tried: _Try) -> bytes:
+def _with_status(row: Row, prompt_index: int, task_id: str, tried: Tried) -> bytes:
     changed = msgspec.structs.replace(
         row, prompt_index=prompt_index, task_id=task_id, status=tried.status, reason=tried.reason
     )

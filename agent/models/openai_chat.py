@@ -144,9 +144,8 @@ class _Connection:
                 headers={"Accept-Encoding": "gzip, deflate"},
             ),
         )
-        has_own = urlsplit(base_url).username is not None  # authorization, in the address
         usable: Sequence[str | None] = keys or [None]
-        self._request_options = [_with_key(None if has_own else key) for key in usable]
+        self._request_options = [_with_key(key) for key in usable]
 
     async def post(self, body: bytes, key: int) -> bytes:
         """The body of the answer, whole, within the request's time."""
@@ -189,7 +188,7 @@ class _Transport(httpx2.AsyncBaseTransport):
         timeout = aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT if self._answered else FIRST_CONNECT_TIMEOUT)
         async with self._open().request(
             request.method,
-            str(request.url),
+            str(request.url.copy_with(userinfo=b"") if request.url.userinfo else request.url),  # a header has it
             headers=request.headers,
             data=request.content,
             allow_redirects=False,

@@ -4,7 +4,8 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,10 @@ async def test_what_is_sent(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None
 async def test_without_a_key_none_is_sent_and_a_missing_one_is_named(chat: Chat) -> None:
     await chat.open().reply(asking())
     assert chat.endpoint.stats.keys == {"": 1}
+    address = chat.endpoint.url.replace("http://", "http://me:pass@")
+    named = Target(model="m", provider="custom", base_url=address)
+    await chat.open(targets=(named,)).reply(asking())
+    assert chat.endpoint.stats.keys == {"": 1, "Basic bWU6cGFzcw==": 1}
     with pytest.raises(UsageProblem, match="NO_SUCH_KEY is not set"):
         chat.open(targets=(chat.target(key_variable="NO_SUCH_KEY"),))
 
@@ -298,20 +303,21 @@ async def test_what_condemns_stops_after_one_request_per_place(chat: Chat, rule:
     assert chat.endpoint.stats.requests <= 4
 
 
-def listening_to_nobody() -> list[socket.socket]:
-    """A port (of the first socket) that neither refuses nor takes connections: what waits there is already too much."""
-    listening = socket.create_server(("127.0.0.1", 0), backlog=0)
-    waiting = [socket.socket() for _ in range(4)]
-    for each in waiting:
-        each.setblocking(False)
-        each.connect_ex(listening.getsockname())
-    return [listening, *waiting]
+@pytest.fixture
+def ports_of_nobody() -> Iterator[list[int]]:
+    """One refuses connections; one neither refuses nor takes them: what waits there is too much already."""
+    with ExitStack() as opened:
+        refusing, full, *waiting = [opened.enter_context(socket.socket()) for _ in range(6)]
+        for each in (refusing, full):
+            each.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        yield [refusing.getsockname()[1], full.getsockname()[1]]
 
 
-async def test_an_endpoint_that_is_not_there_stops_the_run_within_five_seconds() -> None:
-    refusing = socket.socket()
-    refusing.bind(("127.0.0.1", 0))  # bound but not listening
-    silent = listening_to_nobody()
+async def test_an_endpoint_that_is_not_there_stops_the_run_within_five_seconds(ports_of_nobody: list[int]) -> None:
     began = time.monotonic()
 
     async def stop_at(port: int) -> RunStopped:
@@ -322,10 +328,8 @@ async def test_an_endpoint_that_is_not_there_stops_the_run_within_five_seconds()
         finally:
             await model.close()
 
-    ends = await asyncio.gather(*(stop_at(each.getsockname()[1]) for each in (refusing, silent[0])))
+    ends = await asyncio.gather(*map(stop_at, ports_of_nobody))
     assert time.monotonic() - began < 5
-    for each in (refusing, *silent):
-        each.close()
     for end in ends:
         assert (end.reason, end.spend.requests) == ("unreachable", 0)
         assert "127.0.0.1" in end.message

@@ -25,6 +25,8 @@ class Bench:
         self.directory = folder / "run"
         self.model = "m"
         self.settings = {"container_backend": "local", "enabled_toolsets": "terminal", "num_workers": "1"}
+        self.temp = folder / "temp"
+        self.temp.mkdir()
         endpoint.reset()
         endpoint.set_rules([])
         self.write(rows)
@@ -47,11 +49,11 @@ class Bench:
 
     def start(self, *more: str) -> Program:
         """The program, running."""
-        return Program(*self.flags(*more), home=self.folder)
+        return Program(*self.flags(*more), home=self.folder, TMPDIR=str(self.temp))
 
     def run(self, *more: str, timeout: float = 60) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
-        return run_program(*self.flags(*more), home=self.folder, timeout=timeout)
+        return run_program(*self.flags(*more), home=self.folder, timeout=timeout, TMPDIR=str(self.temp))
 
     def finish(self, *more: str, code: int = 0) -> str:
         """Runs to the end, with that exit code; stderr."""
@@ -72,6 +74,10 @@ class Bench:
     def ended(self) -> list[dict[str, Any]]:
         """The journal's whole lines, as they are while the run goes on."""
         return [json.loads(line) for line in whole_lines(self.directory)]
+
+    def sandboxes(self) -> list[str]:
+        """What sandboxes left on this machine."""
+        return [str(path.parent) for path in self.temp.glob("*/owner")]
 
     def journal(self) -> list[dict[str, Any]]:
         """The journal of a run that rests."""

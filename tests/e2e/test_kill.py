@@ -71,10 +71,10 @@ def test_a_run_killed_again_and_again_ends_as_one_that_was_not(
     bench.settings |= {"num_workers": "2", "concurrency": "2", "batch_size": "2"}
     settled: Counter[str] = Counter()  # requests for rows that had ended, when they had
     for _ in range(7):
-        left = ROWS - len(settled)
+        before, left = bench.asked(), ROWS - len(settled)
         with bench.start("--resume") as program:
-            wait_until(lambda: bench.asked().total() > settled.total() or program.process.poll() is not None)
-            pause(dice, 0.02 * left)
+            wait_until(lambda: bench.asked() != before or program.process.poll() is not None)
+            pause(dice, 0.015 * left)
             kill(program)
         asked, ended = bench.asked(), [row for row in bench.ended() if row["status"] == "completed"]
         assert len(ended) == len(set(ids(ended)))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agent.row import Row, ToolCount, Turn, encode_row
 from agent.types import Usage
 from batch.dataset import Dataset, scan
-from batch.facts import MergePolicy, decode_summary_facts, gpt_turns, status_under
-from batch.statistics import Spent, Spread, Statistics
+from batch.facts import MergePolicy, decode_facts
+from batch.statistics import Spent, Spread, Statistics, Tried
 from tests.unit.made import THOUGHT, THOUGHTLESS, row_of_job
 from tools.toolsets import BUILT_IN_TOOLS, resolve_names
 
@@ -24,11 +24,15 @@ def a_row(**changes: Any) -> Row:
     return row_of_job(DATASET.job(0), **changes)
 
 
+def tried(row: Row) -> Tried:
+    """As it was run."""
+    return msgspec.structs.replace(Tried.read(encode_row(row), MergePolicy()), status=row.status, reason=row.reason)
+
+
 def statistics_of(*rows: Row) -> Statistics:
     total = Statistics()
     for row in rows:
-        line = encode_row(row)
-        total.take(decode_summary_facts(line), line, row.status, row.reason)
+        total.take(tried(row))
     return total
 
 
@@ -144,16 +148,17 @@ def test_a_secret_struck_out_of_the_last_answer_counts_once() -> None:
 def test_turns_that_came_with_the_row_do_not_count() -> None:
     given_turns = [Turn("human", "a"), Turn("gpt", THOUGHT), Turn("human", "b"), Turn("gpt", THOUGHTLESS)]
     turns = [Turn("system", "s"), *given_turns, Turn("human", "c"), Turn("gpt", THOUGHTLESS)]
-    line = encode_row(a_row(conversations=turns, context_turns=4))
-    facts = decode_summary_facts(line)
-    assert gpt_turns(facts, line) == (1, 0)
-    assert status_under(MergePolicy(), facts, line) == ("discarded", "no_reasoning")
+    read = Tried.read(encode_row(a_row(conversations=turns, context_turns=4)), MergePolicy())
+    assert (read.turns, read.turns_with_reasoning) == (1, 0)
+    assert (read.status, read.reason) == ("discarded", "no_reasoning")
 
 
 def test_text_that_looks_like_a_turn_is_none() -> None:
-    trap = '{"from":"gpt","value":"<think>\n</think>'
-    line = encode_row(a_row(final_response=trap, dataset_row=json.dumps({"trap": trap}), error=trap))
-    assert gpt_turns(decode_summary_facts(line), line) == (1, 1)
+    trap = '],"metadata":{"from":"gpt","value":"<think>\n</think>'
+    turns = [Turn("system", trap), Turn("human", trap), Turn("gpt", THOUGHT + trap), Turn("gpt", THOUGHT)]
+    row = a_row(conversations=turns, final_response=trap, dataset_row=json.dumps({"trap": trap}), error=trap)
+    read = Tried.read(encode_row(row), MergePolicy())
+    assert (read.turns, read.turns_with_reasoning) == (2, 2)
 
 
 # --- policies
@@ -178,8 +183,8 @@ def test_text_that_looks_like_a_turn_is_none() -> None:
 def test_a_status_follows_from_the_end_and_the_policy(
     changes: dict[str, Any], policy: dict[str, bool], expected: tuple[str, str]
 ) -> None:
-    line = encode_row(a_row(**changes))
-    assert status_under(MergePolicy(**policy), decode_summary_facts(line), line) == expected
+    read = Tried.read(encode_row(a_row(**changes)), MergePolicy(**policy))
+    assert (read.status, read.reason) == expected
 
 
 # --- metrics
@@ -195,7 +200,7 @@ def test_metrics() -> None:
     spent = Spent()
     for row in rows:
         usage = Usage(input_tokens=10, output_tokens=5, total_tokens=15)
-        spent.add_facts(decode_summary_facts(encode_row(msgspec.structs.replace(row, usage=usage))))
+        spent.add_facts(decode_facts(encode_row(msgspec.structs.replace(row, usage=usage))))
     told = statistics_of(*rows).metrics(spent)
     assert (told["rows"], told["completed"], told["success_rate"]) == (3, 2, 0.3333)
     assert told["turns"] == {"mean": 1.0, "p50": 1.0, "p95": 1.0}

@@ -1,8 +1,8 @@
 """Sandboxes in Docker containers: one a task, labelled, gone with the process that made it.
 
-We hold the stdin and stdout of the container's main process. They are the first channel, and the container's life: if
-we die, however that happens, the engine closes that stdin (`StdinOnce`), the main process ends, and the engine removes
-the container (`AutoRemove`). Nothing but /bin/sh is asked of an image.
+We hold the stdin of the container's main process, which is a shell that does nothing but read it: if we die, however
+that happens, the engine closes that stdin (`StdinOnce`), the shell ends, and the engine removes the container
+(`AutoRemove`). Channels are further shells in it (`docker exec`). Nothing but /bin/sh is asked of an image.
 
 The engine's API: https://docs.docker.com/reference/api/engine/.
 """
@@ -27,7 +27,9 @@ from tools.environments.docker_engine import (
     NOT_RUNNING,
     Clients,
     EngineChannel,
+    EngineStream,
     engine_errors,
+    open_channel,
     uninterrupted,
 )
 from tools.environments.docker_images import PULL_SECONDS, ready_image
@@ -47,13 +49,13 @@ _CHECK_SECONDS = 5.0
 _START_SECONDS = 120.0
 _CHANNEL_SECONDS = 30.0
 _REMOVE_SECONDS = 15.0
-# A shell notices the end of its stdin only between commands, `cat` at once. Without one the container outlives us by
-# the command that runs, or until it is reaped.
-_MAIN = "command -v cat >/dev/null || exec sh; exec 3<&0; { cat <&3; kill -KILL $$; } | exec sh 3<&-"
-_QUESTIONS = f"""\
+# The main process answers what we have to know of the image, then waits for the end of its stdin. Signals that a command
+# sends to every `sh` it sees are not for it.
+_MAIN = f"""\
+trap '' HUP INT TERM
 [ -d "$HOME" ] || HOME=/; t=/tmp; [ -d "$t" ] || t={_PRIVATE}
-echo "$HOME"; echo "$t"; command -v cat || echo
-"""
+echo "$HOME"; echo "$t"; command -v cat || echo; echo ready
+while read -r _; do :; done"""
 
 
 class DockerBackend:
@@ -232,7 +234,6 @@ class Sandbox:
         self.ending = asyncio.Event()
         self._spec = spec
         self._container = container
-        self._first: EngineChannel | None = None
 
     async def started(self, stack: AsyncExitStack, user: str) -> ShellEnvironment:
         """Starts the container, its main shell's streams in our hands from the first byte on, until `stack` ends them.
@@ -240,16 +241,14 @@ class Sandbox:
         Raises SetupFailed if no shell runs in it.
         """
         image = self._spec.image or DEFAULT_IMAGE
-        stream = self._container.attach(stdin=True, stdout=True, stderr=True)
-        main = EngineChannel(self._container, stream, self.ending, main=True)
-        stack.push_async_callback(main.disconnect)
-        await stream.__aenter__()
+        main = EngineStream(self._container.attach(stdin=True, stdout=True, stderr=True))
+        stack.push_async_callback(main.close)
+        await main.connect()
         await self._container.start()
         try:
-            home, temp, cat = (await main.greet(_QUESTIONS))[-3:]
+            home, temp, cat = (await main.lines_before("ready"))[-3:]
         except EnvironmentLost as lost:
             raise SetupFailed(f"image {image}: /bin/sh does not run in it ({lost})") from None
-        self._first = main
         environment = DockerEnvironment(
             self._spec,
             backend="docker",
@@ -263,22 +262,10 @@ class Sandbox:
         return environment
 
     async def open_channel(self) -> EngineChannel:
-        """The main shell the first time, then one more each time. Raises EnvironmentLost."""
-        first, self._first = self._first, None
-        if first:
-            return first
+        """One more shell in it. Raises EnvironmentLost."""
         with engine_errors():
             async with asyncio.timeout(_CHANNEL_SECONDS):
-                execution = await self._container.exec(["/bin/sh"], stdin=True, stdout=True, stderr=True)
-                stream = execution.start()
-                channel = EngineChannel(self._container, stream, self.ending)
-                try:
-                    await stream.__aenter__()
-                    await channel.greet("")
-                except BaseException:
-                    await channel.disconnect()
-                    raise
-        return channel
+                return await open_channel(self._container, self.ending)
 
 
 def _cwd_is_for_root(spec: EnvironmentSpec, user: str) -> bool:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 MISSING_PACKAGE = "docker needs the package aiodocker: pip install 'batch-runner[docker]'"
 NOT_RUNNING = "docker is not running: start it (systemctl start docker, or Docker Desktop), or set DOCKER_HOST"
 _KILL_SECONDS = 10.0
-# Kills the children of process $1, then process $2. Detaching from a shell ends neither.
+# Kills the children of process $1, then itself.
 _KILL = """\
 for d in /proc/[0-9]*; do
   while read -r k v _; do
     case $k in PPid:) [ "$v" != "$1" ] || kill -KILL "${d#/proc/}"; break;; esac
   done <"$d/status"
 done 2>/dev/null
-[ -z "$2" ] || kill -KILL "$2"
+kill -KILL "$1"
 """
 
 
@@ -97,93 +97,102 @@ async def uninterrupted(work: Coroutine[Any, Any, object], seconds: float) -> No
         raise fault
 
 
-class EngineChannel:
-    """The stdin and stdout of a shell in a container, over one of the engine's hijacked connections.
+class EngineStream:
+    """The stdin and stdout of a process in a container, over one of the engine's hijacked connections.
 
-    What it prints on stderr is kept to explain a shell that did not start. `main` is the container's main process:
-    it cannot end before the container does, so to close it is to free it from what it runs and to leave it alone.
-    `ending` is set when the container is about to be removed, and all in it.
+    What it prints on stderr is kept to explain a process that did not start.
     """
 
-    def __init__(
-        self, container: "DockerContainer", stream: "Stream", ending: asyncio.Event, *, main: bool = False
-    ) -> None:
-        self.complaint = b""
-        self._container = container
+    def __init__(self, stream: "Stream") -> None:
+        self.ended = False
         self._stream = stream
-        self._ending = ending
-        self._main = main
-        self._pid = ""
-        self._ended = False
-        self._closing: asyncio.Task[None] | None = None
+        self._complaint = b""
 
-    async def greet(self, questions: str) -> list[str]:
-        """The lines that these commands print. Raises EnvironmentLost if no shell answers."""
-        await self.write(f"{questions}\necho $$; echo ready\n".encode())
+    async def connect(self) -> None:
+        """Takes the connection over."""
+        await self._stream.__aenter__()
+
+    async def lines_before(self, last: str) -> list[str]:
+        """The lines printed before the line `last`. Raises EnvironmentLost if that does not come."""
         answer = b""
-        while not answer.endswith(b"\nready\n"):
+        while not answer.endswith(f"{last}\n".encode()):
             chunk = await self.read()
             if not chunk:
-                raise EnvironmentLost(one_line(self.complaint.decode("utf-8", "replace")) or "its shell has ended")
+                raise EnvironmentLost(one_line(self._complaint.decode("utf-8", "replace")) or "its shell has ended")
             answer += chunk
-        *lines, self._pid, _ = answer.decode("utf-8", "replace").splitlines()
-        return lines
+        return answer.decode("utf-8", "replace").splitlines()[:-1]
 
     async def write(self, data: bytes) -> None:
-        """To the shell's stdin. Raises EnvironmentLost if nobody reads there any more."""
+        """To the process's stdin. Raises EnvironmentLost if nobody reads there any more."""
         try:
             await self._stream.write_in(data)
         except (OSError, RuntimeError, AssertionError):  # AssertionError: aiodocker's word for a connection that ended
             raise EnvironmentLost("the container or the docker engine is gone") from None
 
+    async def end_input(self) -> None:
+        """Its stdin ends once what was written is read."""
+        response = self._stream._resp  # aiodocker has no half-close of its own
+        if response and response.connection and (transport := response.connection.transport):
+            transport.write_eof()
+
     async def read(self) -> bytes:
         """The next bytes of its stdout; b"" at the end."""
         import aiohttp  # noqa: PLC0415 - heavy, imported when used
 
-        while True:
+        while not self.ended:
             try:
                 message = await self._stream.read_out()
             except (aiohttp.ClientError, OSError):
-                return b""
+                message = None
             if message is None:
-                self._ended = True
-                return b""
-            if message.stream == 2:
-                self.complaint = (self.complaint + message.data)[-500:]
+                self.ended = True
+            elif message.stream == 2:
+                self._complaint = (self._complaint + message.data)[-500:]
             elif message.data:
                 return message.data
-
-    async def end_input(self) -> None:
-        """Its stdin ends once what was written is read; the main shell's stays open."""
-        response = self._stream._resp  # aiodocker has no half-close of its own
-        if not self._main and response and response.connection and (transport := response.connection.transport):
-            transport.write_eof()
+        return b""
 
     async def close(self) -> None:
-        """Ends the shell and what it waits for."""
-        if not (self._closing or self._ended or self._ending.is_set()):
-            self._closing = asyncio.ensure_future(self._drain())
-            with suppress(EnvironmentLost), engine_errors():
-                await self._kill()
-        if not self._main:
-            await self.disconnect()
-
-    async def _kill(self) -> None:
-        shell = "" if self._main else self._pid
-        async with asyncio.timeout(_KILL_SECONDS):
-            execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", self._pid, shell])
-            await execution.start(detach=True)
-
-    async def _drain(self) -> None:
-        while await self.read():
-            pass
-
-    async def disconnect(self) -> None:
-        """Ends the connection. The shell's stdin ends with it, and after the main shell's the container."""
-        if self._closing:
-            self._closing.cancel()
-            await asyncio.wait({self._closing})
+        """Ends the connection, and the process's stdin with it."""
         await self._stream.close()
+
+
+class EngineChannel(EngineStream):
+    """A shell in a container. `ending` is set when the container is about to be removed, with all that runs in it."""
+
+    def __init__(self, container: "DockerContainer", stream: "Stream", ending: asyncio.Event) -> None:
+        super().__init__(stream)
+        self._container = container
+        self._ending = ending
+        self._pid = ""
+
+    async def greet(self) -> None:
+        """Learns the shell's process id. Raises EnvironmentLost if there is no shell."""
+        await self.write(b"echo $$; echo ready\n")
+        (self._pid,) = await self.lines_before("ready")
+
+    async def close(self) -> None:
+        """Ends the shell and what it waits for: the end of a connection would end neither."""
+        pid, self._pid = self._pid, ""
+        if pid and not self.ended and not self._ending.is_set():
+            with suppress(EnvironmentLost), engine_errors():
+                async with asyncio.timeout(_KILL_SECONDS):
+                    execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", pid])
+                    await execution.start(detach=True)
+        await super().close()
+
+
+async def open_channel(container: "DockerContainer", ending: asyncio.Event) -> EngineChannel:
+    """One more shell in the container."""
+    execution = await container.exec(["/bin/sh"], stdin=True, stdout=True, stderr=True)
+    channel = EngineChannel(container, execution.start(), ending)
+    try:
+        await channel.connect()
+        await channel.greet()
+    except BaseException:
+        await channel.close()
+        raise
+    return channel
 
 
 @contextmanager

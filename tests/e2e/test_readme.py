@@ -1,0 +1,79 @@
+"""Every command and program of the README, run; its table of settings, compared; its map, looked up."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batch.cli import settings_table_markdown
+from tests.e2e.program import ROOT, environment, read_lines
+from tests.endpoint import EndpointProcess
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHELL_BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder that looks like the repository, for runs that write into it."""
+    for name in ("batch_runner.py", "toolset_distributions.py", "datagen-config-examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def run(command: list[str], folder: Path, **variables: str) -> str:
+    env = environment(folder, PYTHONPATH=str(ROOT), **variables)
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(SHELL_BLOCKS) == 3
+    assert len(PYTHON_BLOCKS) == 2
+
+
+@pytest.mark.parametrize("block", SHELL_BLOCKS, ids=["first", "config", "listings"])
+def test_commands(block: str, checkout: Path) -> None:
+    with EndpointProcess(calls=1) as endpoint:
+        for command in re.sub(r"=\.\.\.", "=a-key-for-the-readme", block).strip().splitlines():
+            more = {"BATCH_RUNNER_BASE_URL": endpoint.url} if "gpt-5" in command else {}
+            run(["bash", "-euc", command], checkout, OPENAI_API_KEY="a-key-for-the-readme", **more)
+    for directory in (checkout / "data").glob("*"):
+        assert read_lines(directory / "trajectories.jsonl")
+
+
+@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=["agent", "run"])
+def test_programs(block: str, checkout: Path) -> None:
+    (checkout / "program.py").write_text(block, encoding="utf-8")
+    assert run([sys.executable, "program.py"], checkout)
+
+
+def test_the_table_of_settings_is_the_definitions() -> None:
+    table = README.partition("<!-- settings -->\n")[2].partition("<!-- /settings -->")[0]
+    assert table == settings_table_markdown()
+
+
+def test_the_example_output_is_what_a_run_prints(checkout: Path) -> None:
+    config = "datagen-config-examples/quickstart.yaml"
+    shown = run([sys.executable, "batch_runner.py", "--config", config, "--run_name", "shown"], checkout)
+    example = re.sub(r"quickstart-\d+T\d+Z", "shown", README)
+    assert [line for line in shown.splitlines() if line not in example] == []
+
+
+def test_the_map_names_what_is_there() -> None:
+    named = README.partition("## Map\n")[2]
+    present = {path.name for folder in ("batch", "agent", "tools") for path in (ROOT / folder).glob("*.py")}
+    missing = sorted(name for name in re.findall(r"\b[a-z_]+\.py\b", named) if name not in present | _top_level())
+    assert missing == []
+
+
+def _top_level() -> set[str]:
+    return {path.name for path in ROOT.glob("*.py")}
