@@ -94,10 +94,7 @@ ROWS = st.lists(
 def test_statistics_add_up_however_they_are_cut(rows: list[Row], cut: int) -> None:
     whole = statistics_of(*rows)
     assert (statistics_of(*rows[:cut]) + statistics_of(*rows[cut:])).to_dict() == whole.to_dict()
-    singles = [
-        Statistics.of(decode_summary_facts(line), line, r.status, r.reason) for r in rows if (line := encode_row(r))
-    ]
-    assert reduce(add, singles, Statistics()) == whole
+    assert reduce(add, (Statistics.of(tried(row)) for row in rows), Statistics()) == whole
     assert statistics_of(*reversed(rows)).metrics(Spent()) == whole.metrics(Spent())
 
 
