@@ -9,6 +9,7 @@ or async.
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from agent.faults import Done, guarded
+from agent.faults import Done, Fault, attempted, guarded
 from agent.threads import in_thread
 from tools.environments.base import Environment
 from tools.errors import UsageProblem
@@ -37,13 +38,12 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 def load_plugin(name: str) -> Plugin:
     """The function of that name. Raises UsageProblem when it cannot be had."""
-    try:
-        found = _from_file(name) if ".py:" in name else _from_module(name)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise UsageProblem(f"cannot load {name}: {type(error).__name__}: {error}") from error
-    if not callable(found):
+    found = attempted(lambda: _from_file(name) if ".py:" in name else _from_module(name))
+    if isinstance(found, Fault):
+        raise UsageProblem(f"cannot load {name}: {' '.join(str(found).split())}")
+    if not callable(found.value):
         raise UsageProblem(f"{name} is no function")
-    function: Plugin = found
+    function: Plugin = found.value
     return function
 
 
@@ -72,10 +72,19 @@ def _from_module(name: str) -> Any:
 async def judge(checker: Plugin, task: Mapping[str, Any], environment: Environment | None) -> Judgement:
     """Asks a checker. What it raises, or an answer that cannot be read, is a judgement too."""
     arguments = (task, environment) if _takes_environment(checker) else (task,)
-    outcome = await guarded(_call(checker, arguments))
-    if not isinstance(outcome, Done):
-        return Judgement(success=False, reason=str(outcome), raised=True)
-    return _read(outcome.value)
+    outcome = await guarded(_judgement(checker, arguments))
+    return outcome.value if isinstance(outcome, Done) else Judgement(success=False, reason=str(outcome), raised=True)
+
+
+async def _judgement(checker: Plugin, arguments: tuple[Any, ...]) -> Judgement:
+    return _read(await _call(checker, arguments))
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):  # JSON has no form for it
+        raise ValueError(f"{number} is no finite number")
+    return number
 
 
 def _takes_environment(checker: Plugin) -> bool:
@@ -95,7 +104,7 @@ def _read(answer: Any) -> Judgement:
     if isinstance(answer, bool):
         return Judgement(success=answer, reward=float(answer))
     if isinstance(answer, int | float):
-        return Judgement(success=answer > 0, reward=float(answer))
+        return Judgement(success=answer > 0, reward=_finite(answer))
     if isinstance(answer, tuple | list) and len(answer) == 2:
         return Judgement(success=bool(answer[0]), reason=str(answer[1]), reward=float(bool(answer[0])))
     if isinstance(answer, Mapping) and "success" in answer:
@@ -106,8 +115,8 @@ def _read(answer: Any) -> Judgement:
 def _read_mapping(answer: Mapping[str, Any]) -> Judgement:
     success = bool(answer["success"])
     try:
-        reward = float(answer.get("reward", success))
-        rewards = [{"name": str(each["name"]), "value": float(each["value"])} for each in answer.get("rewards") or ()]
+        reward = _finite(answer.get("reward", success))
+        rewards = [{"name": str(each["name"]), "value": _finite(each["value"])} for each in answer.get("rewards") or ()]
     except (TypeError, ValueError, KeyError) as error:
         return Judgement(success=False, reason=f"the checker's rewards cannot be read: {error}", raised=True)
     return Judgement(

@@ -17,7 +17,7 @@ from agent.errors import ModelError, RunStopped
 from agent.faults import Done, guarded
 from agent.models.base import Model, ModelRequest
 from agent.schema import schema_problem
-from agent.text import Redactor, clean
+from agent.text import Redactor, clean, json_text
 from agent.types import NO_SPEND, Message, RawCall, Reply, Spend, ToolCall
 from tools.base import Tool, ToolContext, ToolSpec
 from tools.errors import ToolError
@@ -304,5 +304,5 @@ class Conversation:
         self.events.append(ToolEvent(name, not result.get("error") and result.get("success") is not False))
         if checked.problem_kind == "invalid_tool":
             self.refused_names[name] += 1
-        content = msgspec.json.encode(self._redactor.value(clean(result))).decode()
+        content = json_text(self._redactor.value(clean(result)))
         self.messages.append(Message(role="tool", content=content, tool_call_id=checked.call.id, name=name))

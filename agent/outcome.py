@@ -14,7 +14,7 @@ from agent.checkers import Judgement
 from agent.conversation import Conversation, End
 from agent.prompt import Prompt, Try
 from agent.row import Row, RowEnvironment, RowMetadata, ToolCount, Turn
-from agent.text import Redactor, clean
+from agent.text import Redactor, clean, json_text
 from agent.trajectory import format_trajectory, reasoning_counts
 from agent.types import NO_SPEND, Message
 from tools.base import Tool
@@ -134,10 +134,10 @@ def _row_of_try(outcome: Outcome, turns: list[Turn]) -> Row:
         final_response=conversation.final_response if conversation else "",
         environment=outcome.environment,
         tools_offered=" ".join(tool.spec.name for tool in outcome.tools),
-        unknown_tools=_json([{"name": name, "count": unknown[name]} for name in sorted(unknown)]),
-        extra_tool_stats=_json(extra),
+        unknown_tools=json_text([{"name": name, "count": unknown[name]} for name in sorted(unknown)]),
+        extra_tool_stats=json_text(msgspec.to_builtins(extra)),
         context_trimmed=bool(conversation and conversation.context_trimmed),
-        dataset_row=_json(outcome.redactor.value(clean(outcome.prompt.rest))),
+        dataset_row=json_text(outcome.redactor.value(clean(outcome.prompt.rest))),
     )
 
 
@@ -161,7 +161,7 @@ def _redacted(message: Message, redactor: Redactor) -> Message:
     content = message.content
     if message.role == "tool":
         with suppress(msgspec.DecodeError):
-            content = _json(redactor.value(msgspec.json.decode(content)))
+            content = json_text(redactor.value(msgspec.json.decode(content)))
     calls = (msgspec.structs.replace(call, arguments=redactor.value(call.arguments)) for call in message.tool_calls)
     return msgspec.structs.replace(
         message,
@@ -213,7 +213,3 @@ def _tool_stats(outcome: Outcome) -> tuple[dict[str, ToolCount], dict[str, ToolC
 def utc_text(seconds: float) -> str:
     """A Unix time as YYYY-MM-DDTHH:MM:SS.mmmZ."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

@@ -2,6 +2,8 @@
 
 import asyncio
 import platform
+import shlex
+import shutil
 import socket
 import sys
 import time
@@ -9,21 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, TextIO
 
 from agent.checkers import judge, load_plugin
 from agent.errors import RunStopped
 from agent.outcome import judged, utc_text
-from agent.row import Row
+from agent.row import Row, decode_row
 from agent.secrets import redactor_for
 from agent.task_object import task_object
+from agent.text import clean
+from batch.dry_run import as_json, as_text, dry_run
 from batch.facts import MergePolicy
 from batch.index import JournalIndex, scan_journal
 from batch.manifest import Invocation, begun, ended, seconds_so_far
 from batch.plan import Plan, finalize_plan, make_plan
-from batch.progress import RunReport, print_summary
+from batch.progress import RunReport, print_lines, print_summary
 from batch.run import Run, count_pending
 from batch.settings import RunSettings, manifest, records_file, resume_command, run_directory
 from batch.store import RunDirectory
@@ -33,30 +35,36 @@ from tools.environments.owner import current_owner
 from tools.errors import UsageProblem
 
 FINISHED, SOME_FAILED, STOPPED_EARLY = 0, 1, 3
+RESUMABLE = (SOME_FAILED, STOPPED_EARLY, 130, 143)
 LIBRARIES = ("batch-runner", "openai", "msgspec")
 
 
 def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Does what the settings say; returns the exit code. Raises UsageProblem, RunStopped."""
-    if settings.dry_run:
-        with_plan = asyncio.run(make_plan(settings, environ))
-        sys.stdout.write(dry_run_text(with_plan))
-        return FINISHED
     directory = RunDirectory(run_directory(settings))
     owner = current_owner(settings.run_name)
+    if settings.dry_run:
+        return _planned(settings, environ, directory, owner, argv).dry_run()
     lock = directory.own(owner, steal=settings.steal_lock)
     try:
-        _refuse_other_results(settings, directory)
         if settings.finalize:
             return Session(finalize_plan(settings, _manifest(directory)), directory, owner, argv).finalize()
-        return Session(asyncio.run(make_plan(settings, environ)), directory, owner, argv).run()
+        return _planned(settings, environ, directory, owner, argv).run()
     finally:
         directory.remove_if_unused()
         lock.release()
 
 
+def _planned(
+    settings: RunSettings, environ: Mapping[str, str], directory: RunDirectory, owner: Owner, argv: Sequence[str]
+) -> "Session":
+    _refuse_other_results(settings, directory)
+    recorded = (directory.read_manifest() or {}).get("backend", "")
+    return Session(asyncio.run(make_plan(settings, environ, recorded)), directory, owner, argv)
+
+
 def _refuse_other_results(settings: RunSettings, directory: RunDirectory) -> None:
-    if settings.resume or settings.finalize or not directory.holds_results():
+    if settings.resume or not directory.holds_results():
         return
     raise UsageProblem(f"{directory.path} holds results: go on with --resume, or choose another run_name")
 
@@ -84,13 +92,31 @@ class Session:
 
     def run(self) -> int:
         """Scan, run, finish."""
+        try:
+            record, index = self._begin()
+        except RunStopped as stop:  # the disk refuses before anything is spent
+            raise UsageProblem(stop.message) from stop
+        try:
+            return self._go_on(record, index)
+        except RunStopped as stop:  # the disk refuses even the files that say how it went
+            sys.stderr.write(f"error: {self._redactor.text(stop.message)}\n")
+            self._print_resume(sys.stderr if self._settings.json_summary else sys.stdout)
+            return STOPPED_EARLY
+
+    def _begin(self) -> tuple[dict[str, Any], JournalIndex]:
         self._mend()
-        known = self._directory.read_manifest()
         if self._settings.resume and not self._directory.holds_results():
             self._say("nothing to resume: the run starts")
-        record = begun(known, self._invocation(), allow_change=self._settings.allow_config_change)
+        record = self._record()
         index = self._scan()
         self._directory.write_manifest(record)
+        return record, index
+
+    def _record(self) -> dict[str, Any]:
+        known = self._directory.read_manifest()
+        return begun(known, self._invocation(), allow_change=self._settings.allow_config_change)
+
+    def _go_on(self, record: dict[str, Any], index: JournalIndex) -> int:
         stopped, signal_code = self._work(index)
         index.close()
         closed = ended(
@@ -101,6 +127,16 @@ class Session:
         )
         self._directory.write_manifest(closed)
         return self._finish(closed, stopped, signal_code)
+
+    def dry_run(self) -> int:
+        """Looks at everything, shows what would run."""
+        self._record()
+        index = self._scan()
+        pending = count_pending(index, self._settings)
+        index.close()
+        report = dry_run(self._plan, pending)
+        sys.stdout.write(as_json(report) if self._settings.json_summary else as_text(report))
+        return FINISHED
 
     def finalize(self) -> int:
         """Makes the files anew, nothing else."""
@@ -175,10 +211,16 @@ class Session:
     def _finish(self, record: Mapping[str, Any], stopped: RunStopped | None, signal_code: int) -> int:
         index = self._scan()  # anew, from the journal alone: what --finalize does is what every run does
         summary = finalize(self._directory, index, self._summary_options(record))
+        answers = self._answers(index)
         index.close()
         code = signal_code or (STOPPED_EARLY if stopped else SOME_FAILED if summary.counts.failed else FINISHED)
-        self._report(summary, stopped, code)
+        self._report(summary, stopped, code, answers)
         return code
+
+    def _answers(self, index: JournalIndex) -> tuple[str, ...]:
+        if not self._settings.prompt:
+            return ()
+        return tuple(decode_row(index.line(last)).final_response for _, _, last, _ in index.tries())
 
     def _summary_options(self, record: Mapping[str, Any]) -> SummaryOptions:
         settings, scan = self._settings, self._plan.scan
@@ -203,8 +245,8 @@ class Session:
 
         return anew
 
-    def _report(self, summary: RunSummary, stopped: RunStopped | None, code: int) -> None:
-        resume = resume_command(self._settings, self._argv) if code in (1, 3, 130, 143) else ""
+    def _report(self, summary: RunSummary, stopped: RunStopped | None, code: int, answers: tuple[str, ...]) -> None:
+        settings = self._settings
         report = RunReport(
             run_name=self._settings.run_name,
             exit_code=code,
@@ -212,13 +254,22 @@ class Session:
             statistics=summary.statistics,
             metrics=summary.metrics,
             files=self._files(),
-            resume=resume,
+            answers=answers,
+            resume=self._resume_command() if code in RESUMABLE else "",
         )
-        print_summary(report, sys.stdout, json_summary=self._settings.json_summary)
-        if resume:
-            stream = sys.stderr if self._settings.json_summary else sys.stdout
-            stream.write(self._redactor.text(resume) + "\n")
-            stream.flush()
+        apart = bool(settings.prompt) and not settings.json_summary  # stdout is the answer's
+        if apart:
+            print_lines(answers, sys.stdout)
+        if not (apart and settings.quiet):
+            print_summary(report, sys.stderr if apart else sys.stdout, json_summary=settings.json_summary)
+        if report.resume:
+            self._print_resume(sys.stderr if apart or settings.json_summary else sys.stdout)
+
+    def _resume_command(self) -> str:
+        return self._redactor.text(clean(resume_command(self._settings, self._argv, called_as())))
+
+    def _print_resume(self, stream: TextIO) -> None:
+        print_lines([self._resume_command()], stream)
 
     def _files(self) -> dict[str, str]:
         directory = self._directory
@@ -235,9 +286,13 @@ class Session:
             sys.stderr.flush()
 
 
-def dry_run_text(plan: Plan) -> str:
-    """What would run, with an estimate of its tokens and cost."""
-    return msgspec.json.format(msgspec.json.encode({"backend": plan.backend, "rows": plan.scan.rows})).decode() + "\n"
+def called_as() -> str:
+    """How this program was started, for a shell in the same directory."""
+    script = sys.argv[0]
+    if not script.endswith(".py"):
+        return shlex.quote(Path(script).name if shutil.which(Path(script).name) == script else script)
+    python = next((each for each in ("python", "python3") if shutil.which(each) == sys.executable), sys.executable)
+    return f"{shlex.quote(python)} {shlex.quote(script)}"
 
 
 def _version(name: str) -> str:

@@ -53,16 +53,19 @@ def own(path: Path, owner: Owner, checkpoint: Path, *, steal: bool = False, pati
 
     `checkpoint` and `steal` matter only where the file system has no flock.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        if not _wait_alone(descriptor, owner, patience) and not steal:
-            _judge_record(_record(descriptor), owner, checkpoint)
-        _set_record(descriptor, LockRecord(host=socket.gethostname(), owner=owner))
-        _share(descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return RunLock(descriptor)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if not _wait_alone(descriptor, owner, patience) and not steal:
+                _judge_record(_record(descriptor), owner, checkpoint)
+            if _is_file(descriptor, path):
+                _set_record(descriptor, LockRecord(host=socket.gethostname(), owner=owner))
+                _share(descriptor)
+                return RunLock(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # whoever had it took the file away with its end: there may be another by now
 
 
 def join(path: Path, owner: Owner) -> RunLock:
@@ -86,6 +89,13 @@ def _wait_alone(descriptor: int, owner: Owner, patience: float) -> bool:
             raise _refusal(record)
         time.sleep(0.1)
     return alone is True
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _share(descriptor: int) -> None:

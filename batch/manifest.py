@@ -51,7 +51,7 @@ class Invocation(Struct, frozen=True, kw_only=True):
 def differences(manifest: Mapping[str, Any], invocation: Invocation) -> list[str]:
     """`name: before -> now`, for everything that may not change and did."""
     before, now = _fixed(manifest), _fixed(msgspec.structs.asdict(invocation))
-    return [f"{name}: {_shown(before[name])} -> {_shown(now[name])}" for name in now if _differ(before, now, name)]
+    return [f"{name}: {before[name][:200]} -> {now[name][:200]}" for name in now if before[name] != now[name]]
 
 
 def begun(manifest: Mapping[str, Any] | None, invocation: Invocation, *, allow_change: bool) -> dict[str, Any]:
@@ -97,17 +97,10 @@ def seconds_so_far(manifest: Mapping[str, Any] | None) -> float:
     return sum(float(entry.get("seconds", 0.0)) for entry in (manifest or {}).get("invocations", ()))
 
 
-def _fixed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _fixed(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """As JSON texts, which is what a manifest that was read back has in common with one that was not."""
     settings = manifest.get("settings", {})
     values = {name: settings.get(name) for name in FIXED}
     values["prefill_messages_file"] = manifest.get("prefill_sha256", "")
     values["container_backend"] = manifest.get("backend", "")
-    return values
-
-
-def _differ(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
-    return bool(msgspec.to_builtins(before[name]) != msgspec.to_builtins(now[name]))
-
-
-def _shown(value: Any) -> str:
-    return msgspec.json.encode(value).decode()[:200]
+    return {name: msgspec.json.encode(value).decode() for name, value in values.items()}

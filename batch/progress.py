@@ -5,9 +5,11 @@ control character. Only the parent process draws, and a stream that has gone awa
 """
 
 import io
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -139,12 +141,22 @@ class _Lasting(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """All of it, or nothing if the stream is gone."""
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
         try:
-            self._stream.write(text)
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             self._stream.flush()
         except (OSError, ValueError):
+            _silence(self._stream)
             self._stream = io.StringIO()
         return len(text)
+
+
+def _silence(stream: TextIO) -> None:
+    """What a broken stream still holds goes nowhere: the interpreter's last flush of it would change the exit code."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def takes_control_characters(environ: Mapping[str, str]) -> bool:
@@ -242,17 +254,20 @@ class RunReport(Struct, frozen=True, kw_only=True):
     statistics: dict[str, Any]
     metrics: dict[str, Any]
     files: dict[str, str]  # what -> path
+    answers: tuple[str, ...] = ()  # of the one prompt on the command line, a text per sample
     resume: str = ""  # the command that goes on
 
 
 def print_summary(report: RunReport, stream: TextIO, *, json_summary: bool = False) -> None:
     """Counts, the tools sorted by count, reasoning coverage, files; or the report as one line of JSON. The command that
     resumes is not part of the text: it is the caller's last line."""
-    if json_summary:
-        stream.write(msgspec.json.encode(report).decode() + "\n")
-    else:
-        stream.write("".join(f"{each}\n" for each in summary_lines(report)))
-    stream.flush()
+    print_lines([msgspec.json.encode(report).decode()] if json_summary else summary_lines(report), stream)
+
+
+def print_lines(lines: Iterable[str], stream: TextIO) -> None:
+    """To a stream whose reader may be gone by now, or that cannot show every character."""
+    lasting = _Lasting(stream)
+    lasting.write("".join(f"{each}\n" for each in lines))
 
 
 def summary_lines(report: RunReport) -> list[str]:

@@ -365,22 +365,23 @@ ONCE_ONLY = {"resume", "finalize", "dry_run", "steal_lock", "api_key"}
 def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "python batch_runner.py") -> str:
     """The shell command that goes on with this run: the flags of `argv` without keys, and `--resume`.
 
-    A dataset that was copied into the run directory (stdin, a pipe) is named there; a run name that was made up is
-    named too.
+    The dataset is named as the settings have it: a copy in the run directory, of stdin or a pipe, by its own name. So
+    is a run name that was made up.
     """
     flags, _ = read_flags(argv, [*run_options(), CONFIG], ACTIONS)
     words = [_as_flag(given, settings) for given in flags if given.option.name not in ONCE_ONLY]
     given_names = {given.option.name for given in flags}
     if settings.prompt and not given_names & {"run_name", "output"}:
         words.append(f"--run_name={settings.run_name}")
+    if "dataset_file" not in given_names and settings.dataset_file == str(run_directory(settings) / "dataset.jsonl"):
+        words.append(f"--dataset_file={settings.dataset_file}")
     return " ".join([program, *(shlex.quote(word) for word in [*words, "--resume"])])
 
 
 def _as_flag(given: Given, settings: RunSettings) -> str:
     name, value = given.option.name, str(given.value)
-    copied = run_directory(settings) / "dataset.jsonl"
-    if name == "dataset_file" and copied.exists():
-        value = str(copied)
+    if name == "dataset_file":
+        value = settings.dataset_file
     if given.option.is_flag and value == "true":
         return f"--{name}"
     return f"--{name}={_without_user(value) if name == 'base_url' else value}"

@@ -337,15 +337,17 @@ def _offers_terminal(body: dict[str, Any]) -> bool:
 class EndpointProcess:
     """The endpoint as a process of its own, for tests without an event loop."""
 
-    def __init__(self, rules: list[dict[str, Any]] | None = None, *, calls: int = 1, latency: float = 0.0) -> None:
+    def __init__(
+        self, rules: list[dict[str, Any]] | None = None, *, calls: int = 1, latency: float = 0.0, port: int = 0
+    ) -> None:
         self._rules = rules or []
-        self._arguments = ["--calls", str(calls), "--latency", str(latency)]
+        self._arguments = ["--port", str(port), "--calls", str(calls), "--latency", str(latency)]
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.endpoint", "--port", "0", *self._arguments],
+            [sys.executable, "-m", "tests.endpoint", *self._arguments],
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parent.parent,

@@ -13,7 +13,15 @@ from agent.text import json_text
 from agent.types import Message, ToolCall
 from tools.base import ToolSpec
 
-THINKING_BUDGET = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 16384, "xhigh": 32000, "max": 64000, "ultra": 64000}
+THINKING_BUDGET = {
+    "minimal": 1024,
+    "low": 2048,
+    "medium": 8192,
+    "high": 16384,
+    "xhigh": 32000,
+    "max": 64000,
+    "ultra": 64000,
+}
 """Tokens of thinking that an effort means to an endpoint that wants a number."""
 
 TRIM_LEVELS = (8000, 2000, 500)

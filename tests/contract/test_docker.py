@@ -73,7 +73,9 @@ async def test_reading_without_cat_tells_what_is_wrong_and_stays_inside() -> Non
 async def test_an_image_of_an_ordinary_user_with_an_entry_point_of_its_own() -> None:
     async with DOCKER.open(spec(USER)) as sandbox:
         result = await sandbox.run("id -un; pwd; touch here && echo $HOME; mktemp >/dev/null && echo ok", timeout=20)
-    assert result.output == "agent\n/workspace\n/home/agent\nok\n"
+        assert result.output == "agent\n/workspace\n/home/agent\nok\n"
+    async with DOCKER.open(spec(USER, cwd="made/here")) as sandbox:
+        assert (await sandbox.run("touch x && pwd", timeout=20)).output == "/workspace/made/here\n"
 
 
 async def test_limits_hold_inside() -> None:
@@ -264,6 +266,12 @@ async def test_a_container_killed_under_a_command_is_lost() -> None:
     async with DOCKER.open(spec()) as sandbox:
         with pytest.raises(EnvironmentLost):
             await sandbox.run("kill -KILL $(pgrep -x sh); sleep 30", timeout=30)
+
+
+async def test_a_command_that_ends_every_shell_harms_nobody() -> None:
+    async with DOCKER.open(spec()) as sandbox:
+        assert (await sandbox.run("export A=1; pkill -x sh; pkill -HUP -x sh; true", timeout=10)).exit_code == 0
+        assert (await sandbox.run("echo $A", timeout=10)).output == "1\n"
 
 
 async def test_a_reader_that_stops_early_leaves_nothing_running() -> None:

@@ -43,7 +43,7 @@ def run_against(
     *flags: str,
     name: str = "r",
     timeout: float = 60,
-    **variables: str,
+    **variables: Any,
 ) -> Ran:
     """One invocation. A prompt that is a text is its own id."""
     rows = [{"id": prompt, "prompt": prompt} if isinstance(prompt, str) else prompt for prompt in prompts]

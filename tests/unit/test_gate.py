@@ -140,6 +140,11 @@ async def test_the_limit_never_falls_below_one_nor_rises_above_the_concurrency()
     for _ in range(20):
         await once(gate, OK)
     assert gate.limit == 2
+    gate = gate_of([1], 4)
+    for _ in range(500):
+        await once(gate, OK)
+    await once(gate, LIMITED)
+    assert gate.limit == 2, "it had not grown beyond"
 
 
 @virtual
@@ -412,6 +417,17 @@ async def test_tokens_per_minute_count_what_was_reported_not_what_was_estimated(
     assert now() == 60.0
     await once(gate, OK, tokens=5000)
     assert now() == 120.0, "one that is larger than the limit goes alone"
+
+
+@virtual
+async def test_a_large_request_that_is_cancelled_no_longer_holds_up_those_behind_it() -> None:
+    gate = gate_of([1], 100, tpm=1000)
+    await once(gate, OK, tokens=500)
+    large, small = (asyncio.create_task(gate.acquire(tokens)) for tokens in (900, 100))
+    await asyncio.sleep(1)
+    large.cancel()
+    await small
+    assert now() == 1.0
 
 
 # --- budget and rows

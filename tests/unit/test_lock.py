@@ -133,6 +133,24 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "file" / "run").own(here())
 
 
+def test_a_lock_file_that_was_taken_away_is_not_locked(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+    removed: list[int] = []
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.append(descriptor)
+            directory.lock_path.unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    lock = directory.own(here())
+    assert record(directory).owner == here()
+    lock.release()
+
+
 # --- a file system without flock
 
 

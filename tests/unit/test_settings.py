@@ -362,12 +362,12 @@ def test_the_command_that_resumes_one_prompt_names_its_run() -> None:
 
 
 def test_the_command_that_resumes_names_a_copied_dataset(tmp_path: Path) -> None:
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "dataset.jsonl").touch()
     argv = ["--dataset_file=-", "--run_name=r", "--model=m", f"--output_dir={tmp_path}"]
     settings, _ = load_settings(argv, {})
-    words = shlex.split(resume_command(settings, argv))
-    assert f"--dataset_file={tmp_path}/r/dataset.jsonl" in words
+    copied = msgspec.structs.replace(settings, dataset_file=f"{tmp_path}/r/dataset.jsonl")
+    for flags in (argv, argv[1:]):  # where the environment or a file named it, the command has to
+        words = shlex.split(resume_command(copied, flags))
+        assert words.count(f"--dataset_file={tmp_path}/r/dataset.jsonl") == 1
 
 
 def test_help_and_readme_table_name_every_setting_with_its_default() -> None:

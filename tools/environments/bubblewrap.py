@@ -127,7 +127,10 @@ class BubblewrapEnvironment(ShellEnvironment):
 
     async def _through_door(self) -> Channel:
         name = str(next(self._numbers))
-        pipes = Pipes(self._host.folder / "door" / name)
+        try:
+            pipes = Pipes(self._host.folder / "door" / name)
+        except FileNotFoundError:
+            raise EnvironmentLost("the sandbox's folder is gone") from None
         channel = PipeChannel(pipes.stdin, pipes.stdout, _nothing)
         try:
             await self._door.write(f"o {name}\n".encode())

@@ -101,6 +101,13 @@ class Channels:
         async with self.exchange(request) as channel:
             return await Reply(channel, nonce).whole()
 
+    async def probe(self) -> None:
+        """Raises EnvironmentLost if no new channel can be had."""
+        channel, nonce = await self.open(), new_nonce()
+        await channel.write(script.words("say", nonce, ""))
+        await Reply(channel, nonce).whole()
+        self._idle.append(channel)
+
     async def _send(self, request: bytes) -> Channel:
         while self._idle:
             channel = self._idle.pop()

@@ -49,8 +49,8 @@ _CHECK_SECONDS = 5.0
 _START_SECONDS = 120.0
 _CHANNEL_SECONDS = 30.0
 _REMOVE_SECONDS = 15.0
-# The main process answers what we have to know of the image, then waits for the end of its stdin. Signals that a command
-# sends to every `sh` it sees are not for it.
+# The main process answers what we have to know of the image, then waits for the end of its stdin. Signals that a
+# command sends to every `sh` it sees are not for it.
 _MAIN = f"""\
 trap '' HUP INT TERM
 [ -d "$HOME" ] || HOME=/; t=/tmp; [ -d "$t" ] || t={_PRIVATE}
@@ -106,7 +106,7 @@ class DockerBackend:
                 async with asyncio.timeout(_START_SECONDS):
                     container = await _created(engine, config, stack)
                     user = (image.get("Config") or {}).get("User") or "root"
-                    if _cwd_is_for_root(spec, user):
+                    if _workspace_is_for_root(spec, user):
                         await container.put_archive("/", _writable_directory(DEFAULT_CWD))  # type: ignore[no-untyped-call]
                     sandbox = Sandbox(spec, container)
                     environment = await sandbox.started(stack, user)
@@ -142,7 +142,7 @@ def container_config(spec: EnvironmentSpec) -> dict[str, Any]:
         "AttachStderr": True,
         "OpenStdin": True,
         "StdinOnce": True,
-        "WorkingDir": _cwd(spec),
+        "WorkingDir": DEFAULT_CWD,  # the engine makes it
         "Healthcheck": {"Test": ["NONE"]},
         "StopTimeout": 1,
         "Labels": {
@@ -158,13 +158,9 @@ def container_config(spec: EnvironmentSpec) -> dict[str, Any]:
             "LogConfig": {"Type": "none"},
             "SecurityOpt": ["no-new-privileges"],
             "Mounts": [_mount(volume) for volume in spec.volumes],
-            "Tmpfs": {_PRIVATE: "rw,mode=1777,size=64m"},
+            "Tmpfs": {_PRIVATE: "rw,exec,mode=1777,size=64m"},
         },
     }
-
-
-def _cwd(spec: EnvironmentSpec) -> str:
-    return posixpath.join(DEFAULT_CWD, spec.cwd).rstrip("/") or "/"
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
@@ -211,7 +207,7 @@ def _start_errors() -> Iterator[None]:
     except EnvironmentLost as lost:
         cause = lost.__context__
         if isinstance(cause, TimeoutError):
-            raise SetupTimeout(f"docker did not start a container within {_START_SECONDS:g} s") from None
+            raise SetupTimeout("docker took too long to start a container") from None
         if isinstance(cause, DockerError) and cause.status in range(400, 600):
             raise SetupFailed(str(lost)) from None
         raise
@@ -253,7 +249,7 @@ class Sandbox:
             self._spec,
             backend="docker",
             image=image,
-            cwd=_cwd(self._spec),
+            cwd=posixpath.join(DEFAULT_CWD, self._spec.cwd),
             private=f"{_PRIVATE}/",
             variables=base_variables(home=home, temp=temp, user=user.partition(":")[0]),
             open_channel=self.open_channel,
@@ -268,10 +264,10 @@ class Sandbox:
                 return await open_channel(self._container, self.ending)
 
 
-def _cwd_is_for_root(spec: EnvironmentSpec, user: str) -> bool:
-    """Whether the engine makes the working directory for root, who is not the image's user; volumes are not touched."""
+def _workspace_is_for_root(spec: EnvironmentSpec, user: str) -> bool:
+    """Whether the engine makes /workspace for root, who is not the image's user. A volume there is not touched."""
     mounted = any(volume.split(":")[1:2] == [DEFAULT_CWD] for volume in spec.volumes)
-    return user.partition(":")[0] not in ("root", "0") and not spec.cwd and not mounted
+    return user.partition(":")[0] not in ("root", "0") and not mounted
 
 
 def _writable_directory(path: str) -> bytes:

@@ -174,12 +174,17 @@ class EngineChannel(EngineStream):
     async def close(self) -> None:
         """Ends the shell and what it waits for: the end of a connection would end neither."""
         pid, self._pid = self._pid, ""
-        if pid and not self.ended and not self._ending.is_set():
-            with suppress(EnvironmentLost), engine_errors():
-                async with asyncio.timeout(_KILL_SECONDS):
-                    execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", pid])
-                    await execution.start(detach=True)
-        await super().close()
+        try:
+            if pid and not self.ended and not self._ending.is_set():
+                await self._kill(pid)
+        finally:
+            await super().close()
+
+    async def _kill(self, pid: str) -> None:
+        with suppress(EnvironmentLost), engine_errors():
+            async with asyncio.timeout(_KILL_SECONDS):
+                execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", pid])
+                await execution.start(detach=True)
 
 
 async def open_channel(container: "DockerContainer", ending: asyncio.Event) -> EngineChannel:

@@ -43,6 +43,8 @@ class LocalEnvironment(ShellEnvironment):
 
     async def _spawn(self) -> Channel:
         host = self._host
+        if not host.folder.exists():
+            raise EnvironmentLost("the sandbox's folder is gone")
         environ = {"PATH": os.environ.get("PATH", _DEFAULT_PATH)}
         process = host.spawn(["sh"], environ, host.folder / "workspace")
         channel = shell_channel(process, functools.partial(end_process, process))

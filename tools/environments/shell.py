@@ -160,6 +160,7 @@ class ShellEnvironment:
         """The command killed its channel's shell: if the sandbox is still there, that is this command's end alone."""
         await self.channels.discard(channel)
         await self._kill(call)
+        await self.channels.probe()
         return _result(text, _KILLED)
 
     def _remember(self, cwd: bytes, keeps_cwd: bool) -> None:

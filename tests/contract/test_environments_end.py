@@ -1,0 +1,159 @@
+"""Nothing of a sandbox is left, however it ended."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.contract.environments import BACKENDS, make_spec, open_sandbox, printed
+from tools.environments.table import load_backend
+from tools.errors import EnvironmentLost
+
+ROOT = Path(__file__).parents[2]
+
+HOLDER = """
+import asyncio, sys
+from tests.contract.environments import open_sandbox, printed
+
+async def main(name, seconds):
+    async with open_sandbox(name) as sandbox:
+        await sandbox.start(f"setsid sleep {seconds}")
+        await printed(sandbox, f"setsid sleep {seconds} >/dev/null 2>&1 &")
+        command = asyncio.create_task(sandbox.run(f"sleep {seconds}", timeout=60))
+        await asyncio.sleep(0.3)
+        print("ready", flush=True)
+        await command
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def left_over(seconds: str) -> int:
+    """Processes on this machine, in any sandbox, that sleep so long."""
+    count = 0
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            count += place.read_bytes() == f"sleep\0{seconds}\0".encode()
+        except OSError:
+            continue
+    return count
+
+
+def traces() -> set[Path]:
+    """Folders and control groups of sandboxes."""
+    return {*Path(tempfile.gettempdir()).glob("batch-sandbox-*"), *Path("/sys/fs/cgroup").glob("*/**/batch-*")}
+
+
+async def gone(seconds: str) -> bool:
+    for _ in range(100):
+        if not left_over(seconds):
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def seconds() -> str:
+    return f"{random.randrange(10**4, 10**6)}.25"
+
+
+@pytest.fixture
+def holder(backend_name: str, seconds: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that holds a sandbox in which three programs run."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, backend_name, seconds], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        process.kill()
+
+
+async def test_after_success_and_exception(backend_name: str, seconds: str) -> None:
+    before = traces()
+    for fault in (True, False):
+        with suppress(ZeroDivisionError):
+            async with open_sandbox(backend_name) as sandbox:
+                await printed(sandbox, f"mkdir -m 0 locked; setsid sleep {seconds} & (sleep {seconds} &)")
+                await sandbox.start(f"sleep {seconds}")
+                1 / fault  # noqa: B018 - raises if it is False
+        assert await gone(seconds)
+    assert traces() <= before
+
+
+async def test_after_cancellation(backend_name: str, seconds: str) -> None:
+    before = traces()
+
+    async def hold() -> None:
+        async with open_sandbox(backend_name) as sandbox:
+            await sandbox.run(f"sleep {seconds}", timeout=60)
+
+    for delay in (0.0, 0.002, 0.02, 0.05, 0.5):
+        task = asyncio.create_task(hold())
+        await asyncio.sleep(delay)
+        task.cancel()
+        await asyncio.wait({task}, timeout=15)
+        assert task.cancelled()
+    assert await gone(seconds)
+    assert traces() <= before
+
+
+async def test_after_sigint(holder: "subprocess.Popen[bytes]", seconds: str) -> None:
+    holder.send_signal(signal.SIGINT)
+    await asyncio.to_thread(holder.wait, 20)
+    assert await gone(seconds)
+
+
+async def test_after_sigkill(backend_name: str, holder: "subprocess.Popen[bytes]", seconds: str) -> None:
+    assert await load_backend(backend_name).reap() == 0, "a living owner's sandbox is not touched"
+    assert left_over(seconds) == 3
+    holder.kill()
+    await asyncio.to_thread(holder.wait, 20)
+    if backend_name == "bubblewrap":
+        assert await gone(seconds), "it ends with its owner"
+    reaped = await load_backend(backend_name).reap()
+    assert await gone(seconds)
+    assert reaped in ((0, 1) if backend_name == "docker" else (1,)), "docker removes some by itself"
+    assert await load_backend(backend_name).reap() == 0
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+async def test_past_its_deadline(name: str) -> None:
+    backend = load_backend(name)
+    async with backend.open(make_spec(deadline=time.time() - 1)) as sandbox:
+        await printed(sandbox, "true")
+        assert await backend.reap() >= 1
+        with pytest.raises(EnvironmentLost):
+            await sandbox.run("true", timeout=5)
+
+
+async def test_a_killed_sandbox_is_lost() -> None:
+    async with open_sandbox("bubblewrap") as sandbox:
+        command = asyncio.create_task(sandbox.run("sleep 30", timeout=20))
+        await asyncio.sleep(0.3)
+        (bwrap,) = [child.pid for child in psutil.Process().children() if child.name() == "bwrap"]
+        os.kill(bwrap, signal.SIGKILL)
+        with pytest.raises(EnvironmentLost):
+            await command
+
+
+@pytest.mark.parametrize("name", ["local", "bubblewrap"])
+async def test_many_at_once_leak_nothing(name: str) -> None:
+    async def use(number: int) -> str:
+        async with open_sandbox(name) as sandbox:
+            await printed(sandbox, f"export N={number}; sleep 0.2")
+            return await printed(sandbox, "echo $N")
+
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - it counts itself too, both times
+    assert await asyncio.gather(*(use(number) for number in range(60))) == [f"{number}\n" for number in range(60)]
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208

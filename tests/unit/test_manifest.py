@@ -1,0 +1,63 @@
+from typing import Any
+
+import pytest
+
+from batch.manifest import FIXED, Invocation, begun, differences, ended, seconds_so_far
+from batch.settings import RunSettings
+from tools.errors import UsageProblem
+
+
+def invocation(backend: str = "local", prefill_sha256: str = "", **settings: Any) -> Invocation:
+    return Invocation(
+        run_name="r",
+        settings={"model": "m", "seed": 0, "image": "", "concurrency": 16, "enabled_toolsets": ("file",), **settings},
+        dataset={"path": "d.jsonl", "size": 1, "sha256": "0", "rows": 1},
+        versions={"python": "3.11"},
+        backend=backend,
+        started_at="2026-01-01T00:00:00.000Z",
+        host="h",
+        prefill_sha256=prefill_sha256,
+    )
+
+
+def test_the_settings_that_may_not_change_exist() -> None:
+    assert set(FIXED) <= set(RunSettings.__struct_fields__)
+
+
+def test_every_difference_is_named() -> None:
+    first = begun(None, invocation(), allow_change=False)
+    now = invocation(
+        "docker", "abc", model="other", seed=1, image="x:1", concurrency=99, prefill_messages_file="moved.json"
+    )
+    assert differences(first, now) == [
+        'model: "m" -> "other"',
+        'prefill_messages_file: "" -> "abc"',
+        "seed: 0 -> 1",
+        'image: "" -> "x:1"',
+        'container_backend: "local" -> "docker"',
+    ]
+    with pytest.raises(UsageProblem, match=r"(?s)model: .*seed: 0 -> 1.*allow_config_change"):
+        begun(first, now, allow_change=False)
+
+
+def test_a_change_that_is_allowed_is_recorded() -> None:
+    first = begun(None, invocation(), allow_change=False)
+    second = begun(first, invocation(model="other"), allow_change=True)
+    assert second["settings"]["model"] == "other"
+    assert [entry["changed"] for entry in second["invocations"]] == [[], ['model: "m" -> "other"']]
+    assert begun(second, invocation(model="other"), allow_change=False)["invocations"][2]["changed"] == []
+
+
+def test_lists_and_tuples_are_the_same_setting() -> None:
+    first = begun(None, invocation(), allow_change=False)
+    first["settings"]["enabled_toolsets"] = ["file"]
+    assert differences(first, invocation()) == []
+
+
+def test_an_invocation_is_closed_with_its_time() -> None:
+    first = ended(begun(None, invocation(), allow_change=False), ended_at="later", seconds=1.25, end="budget")
+    second = begun(first, invocation(), allow_change=False)
+    assert second["started_at"] == "2026-01-01T00:00:00.000Z"
+    assert [entry["end"] for entry in second["invocations"]] == ["budget", ""]
+    assert seconds_so_far(ended(second, ended_at="later", seconds=2, end="finished")) == 3.25
+    assert seconds_so_far(None) == 0
