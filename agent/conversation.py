@@ -92,7 +92,7 @@ class Conversation:
         self._clock = clock
         self._redactor = redactor
         self._stopping = stopping
-        self._ids: set[str] = set()
+        self._ids = {call.id for message in messages for call in message.tool_calls}
         self._bad_turns = 0
         self._empty_replies = 0
         self._cuts = 0
@@ -119,6 +119,9 @@ class Conversation:
         """Assistant turns beyond those that came with the row."""
         return sum(message.role == "assistant" for message in self.messages[self.given :])
 
+    def _has_spoken(self) -> bool:
+        return self.gpt_turns > 0 or self._cut_reply is not None
+
     async def _turns(self) -> End:
         while self.api_calls < self.options.max_turns:
             end = await self._turn(await self._ask())
@@ -127,7 +130,7 @@ class Conversation:
         return End(status="max_turns", reason="max_turns")
 
     def _model_gave_up(self, error: ModelError) -> End:
-        usable = error.error_class in ("context_exceeded", "filtered") and (self.gpt_turns or self._cut_reply)
+        usable = error.error_class in ("context_exceeded", "filtered") and self._has_spoken()
         return End(
             status="partial" if usable else "failed",
             reason=error.reason,
@@ -202,9 +205,8 @@ class Conversation:
     def _filtered(self, reply: Reply) -> End:
         if reply.content.strip():
             self._keep(reply)
-        usable = bool(self.gpt_turns)
         return End(
-            status="partial" if usable else "failed",
+            status="partial" if self._has_spoken() else "failed",
             reason="filtered",
             error="the endpoint's content filter ended the reply",
             error_class="filtered",
@@ -257,7 +259,7 @@ class Conversation:
         cut = reply.finish_reason == "length"
         last = len(raw_calls) - 1
         checked = [
-            check_call(self._redacted(raw), self._wire_id(raw, number), self._tools, cut=cut and number == last)
+            check_call(raw, self._wire_id(raw, number), self._tools, cut=cut and number == last, purge=self._purged)
             for number, raw in enumerate(raw_calls)
         ]
         self._keep(reply, tuple(each.call for each in checked))
@@ -269,10 +271,8 @@ class Conversation:
         reason = next(kind for kind in ("truncated", "invalid_arguments", "invalid_tool") if kind in kinds)
         return End(status="partial", reason=reason, error=checked[-1].call.problem)
 
-    def _redacted(self, raw: RawCall) -> RawCall:
-        return RawCall(
-            id=raw.id, name=clean(self._redactor.text(raw.name)), arguments=clean(self._redactor.value(raw.arguments))
-        )
+    def _purged(self, value: Any) -> Any:
+        return self._redactor.value(clean(value))
 
     def _wire_id(self, raw: RawCall, number: int) -> str:
         """The endpoint's own id where it can be told apart, else nine digits (some servers take no other form)."""
@@ -304,5 +304,5 @@ class Conversation:
         self.events.append(ToolEvent(name, not result.get("error") and result.get("success") is not False))
         if checked.problem_kind == "invalid_tool":
             self.refused_names[name] += 1
-        content = json_text(self._redactor.value(clean(result)))
+        content = json_text(self._purged(result))
         self.messages.append(Message(role="tool", content=content, tool_call_id=checked.call.id, name=name))

@@ -99,7 +99,7 @@ class Session:
         try:
             return self._go_on(record, index)
         except RunStopped as stop:  # the disk refuses even the files that say how it went
-            sys.stderr.write(f"error: {self._redactor.text(stop.message)}\n")
+            print_lines([f"error: {self._redactor.text(stop.message)}"], sys.stderr)
             self._print_resume(sys.stderr if self._settings.json_summary else sys.stdout)
             return STOPPED_EARLY
 
@@ -282,8 +282,7 @@ class Session:
 
     def _say(self, text: str) -> None:
         if not self._settings.quiet:
-            sys.stderr.write(self._redactor.text(text) + "\n")
-            sys.stderr.flush()
+            print_lines([self._redactor.text(text)], sys.stderr)
 
 
 def called_as() -> str:

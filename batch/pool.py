@@ -207,6 +207,11 @@ class Pool:
         self._kill_at = float("inf")
         self._context = multiprocessing.get_context("forkserver")
 
+    @property
+    def running(self) -> int:
+        """Prompts in flight."""
+        return sum(len(member.started) for member in self._members)
+
     async def run(self) -> None:
         """To the end of the work. Raises UsageProblem or InternalFaultError if a worker could not go on."""
         watch = asyncio.create_task(self._watch())

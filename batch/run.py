@@ -188,7 +188,7 @@ class Run:
         return ProgressSnapshot(
             total=index.counts().total,
             by_status=index.by_status(),
-            running=self._work.outstanding,
+            running=self._pool.running,
             tool_calls=index.tool_calls.total(),
             model_calls=index.spent.api_calls,
             tokens=self._gate.spent.usage.total_tokens,

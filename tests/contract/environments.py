@@ -1,7 +1,8 @@
 """Sandboxes to test: every backend of this list has to pass the same suite."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 import pytest
@@ -39,6 +40,16 @@ async def printed(environment: Environment, command: str, timeout: float = 20) -
 
 async def bytes_of(environment: Environment, path: str) -> bytes:
     return b"".join([chunk async for chunk in environment.read(path)])
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], seconds: float = 5) -> bool:
+    """Whether a condition comes true in time."""
+    until = time.monotonic() + seconds
+    while not await holds():
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(0.03)
+    return True
 
 
 @pytest.fixture(params=BACKENDS)

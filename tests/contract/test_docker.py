@@ -114,7 +114,6 @@ async def test_a_volume_in_place_of_the_working_directory_keeps_its_mode(tmp_pat
         ({"volumes": ("/nowhere-at-all:/data",)}, "bind source path does not exist"),
         ({"volumes": ("/tmp",)}, "HOST:SANDBOX"),
         ({"limits": Limits(cpus=4096)}, "CPUs"),
-        ({"cwd": "/etc/passwd"}, "/etc/passwd"),
     ],
 )
 async def test_what_the_engine_refuses_is_said_in_one_line(
@@ -322,12 +321,14 @@ async def test_an_engine_that_does_not_answer_is_noticed(tmp_path: Path, monkeyp
         await closed.wait()
 
 
-async def test_an_engine_that_dies_loses_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_dies_loses_the_environment(
+    engine: aiodocker.Docker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proxy = await asyncio.create_subprocess_exec(sys.executable, "-c", _PROXY, f"{tmp_path}/engine", stdout=-1)
     assert proxy.stdout
     await proxy.stdout.readline()
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
-    async with DockerBackend().open(spec()) as sandbox:
+    async with DockerBackend().open(spec(task="engine-dies")) as sandbox:
         waiting = asyncio.ensure_future(sandbox.run("sleep 30", timeout=30))
         await asyncio.sleep(0.2)
         proxy.kill()
@@ -336,6 +337,7 @@ async def test_an_engine_that_dies_loses_the_environment(tmp_path: Path, monkeyp
             await waiting
         with pytest.raises(EnvironmentLost):
             await sandbox.run("echo", timeout=5)
+    assert await gone(engine, "engine-dies")  # its stdin ended
 
 
 _PROXY = """

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
-from tests.contract.environments import BACKENDS, make_spec, open_sandbox, printed
+from tests.contract.environments import BACKENDS, eventually, make_spec, open_sandbox, printed
+from tools.environments.hosted import Record
 from tools.environments.table import load_backend
 from tools.errors import EnvironmentLost
 
@@ -49,17 +51,27 @@ def left_over(seconds: str) -> int:
     return count
 
 
-def traces() -> set[Path]:
-    """Folders and control groups of sandboxes."""
-    return {*Path(tempfile.gettempdir()).glob("batch-sandbox-*"), *Path("/sys/fs/cgroup").glob("*/**/batch-*")}
-
-
 async def gone(seconds: str) -> bool:
-    for _ in range(100):
-        if not left_over(seconds):
-            return True
-        await asyncio.sleep(0.05)
-    return False
+    async def none_left() -> bool:
+        return not left_over(seconds)
+
+    return await eventually(none_left)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the sandboxes of these tests have their folders, and nobody else's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def names(folder: Path) -> list[str]:
+    return [place.name for place in folder.iterdir()]
+
+
+def control_groups(folder: Path) -> list[Path]:
+    records = [msgspec.json.decode(place.read_bytes(), type=Record) for place in folder.glob("*/owner")]
+    return [Path(group) for record in records for group in record.cgroup]
 
 
 @pytest.fixture
@@ -68,10 +80,14 @@ def seconds() -> str:
 
 
 @pytest.fixture
-def holder(backend_name: str, seconds: str) -> Iterator["subprocess.Popen[bytes]"]:
+def holder(backend_name: str, seconds: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that holds a sandbox in which three programs run."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, backend_name, seconds], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", HOLDER, backend_name, seconds],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -79,21 +95,20 @@ def holder(backend_name: str, seconds: str) -> Iterator["subprocess.Popen[bytes]
         process.kill()
 
 
-async def test_after_success_and_exception(backend_name: str, seconds: str) -> None:
-    before = traces()
+async def test_after_success_and_exception(backend_name: str, seconds: str, folder: Path) -> None:
     for fault in (True, False):
         with suppress(ZeroDivisionError):
             async with open_sandbox(backend_name) as sandbox:
                 await printed(sandbox, f"mkdir -m 0 locked; setsid sleep {seconds} & (sleep {seconds} &)")
                 await sandbox.start(f"sleep {seconds}")
-                1 / fault  # noqa: B018 - raises if it is False
+                groups = control_groups(folder)
+                1 / fault
         assert await gone(seconds)
-    assert traces() <= before
+        assert not any(group.exists() for group in groups)
+        assert names(folder) == []
 
 
-async def test_after_cancellation(backend_name: str, seconds: str) -> None:
-    before = traces()
-
+async def test_after_cancellation(backend_name: str, seconds: str, folder: Path) -> None:
     async def hold() -> None:
         async with open_sandbox(backend_name) as sandbox:
             await sandbox.run(f"sleep {seconds}", timeout=60)
@@ -105,26 +120,29 @@ async def test_after_cancellation(backend_name: str, seconds: str) -> None:
         await asyncio.wait({task}, timeout=15)
         assert task.cancelled()
     assert await gone(seconds)
-    assert traces() <= before
+    assert names(folder) == []
 
 
-async def test_after_sigint(holder: "subprocess.Popen[bytes]", seconds: str) -> None:
+async def test_after_sigint(holder: "subprocess.Popen[bytes]", seconds: str, folder: Path) -> None:
     holder.send_signal(signal.SIGINT)
     await asyncio.to_thread(holder.wait, 20)
     assert await gone(seconds)
+    assert names(folder) == []
 
 
-async def test_after_sigkill(backend_name: str, holder: "subprocess.Popen[bytes]", seconds: str) -> None:
-    assert await load_backend(backend_name).reap() == 0, "a living owner's sandbox is not touched"
-    assert left_over(seconds) == 3
+async def test_after_sigkill(backend_name: str, holder: "subprocess.Popen[bytes]", seconds: str, folder: Path) -> None:
+    backend, groups = load_backend(backend_name), control_groups(folder)
+    await backend.reap()
+    assert left_over(seconds) == 3, "a living owner's sandbox is not touched"
     holder.kill()
     await asyncio.to_thread(holder.wait, 20)
     if backend_name == "bubblewrap":
         assert await gone(seconds), "it ends with its owner"
-    reaped = await load_backend(backend_name).reap()
+    reaped = await backend.reap()
+    assert backend_name == "docker" or reaped == 1, "docker removes such a container by itself, or others' too"
     assert await gone(seconds)
-    assert reaped in ((0, 1) if backend_name == "docker" else (1,)), "docker removes some by itself"
-    assert await load_backend(backend_name).reap() == 0
+    assert not any(group.exists() for group in groups)
+    assert names(folder) == []
 
 
 @pytest.mark.parametrize("name", BACKENDS)

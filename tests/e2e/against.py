@@ -49,7 +49,7 @@ def run_against(
     rows = [{"id": prompt, "prompt": prompt} if isinstance(prompt, str) else prompt for prompt in prompts]
     dataset = write_dataset(home / f"{name}.jsonl", rows)
     base = ["--model=m", f"--base_url={url}", f"--dataset_file={dataset}", f"--output_dir={home / 'out'}"]
-    base += [f"--run_name={name}", "--keep_no_reasoning", "--num_workers=2"]
+    base += [f"--run_name={name}", "--keep_no_reasoning", "--num_workers=1"]
     chosen = [flag for flag in base if not any(flag.split("=")[0] == other.split("=")[0] for other in flags)]
     given = any(flag.startswith("--container_backend") for flag in flags)
     tools = any(flag.startswith(("--enabled_toolsets", "--distribution")) for flag in flags)

@@ -174,7 +174,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
     names += ["cut for ever", "plain"]
     prompts = [{"id": name, "prompt": name, **MORE.get(name, {})} for name in names]
     with EndpointProcess(RULES) as endpoint:
-        flags = ("--enabled_toolsets=terminal,file", "--keep_unknown_tools", "--request_retries=2", "--concurrency=16")
+        flags = ("--enabled_toolsets=terminal,file", "--keep_unknown_tools", "--request_retries=2", "--num_workers=2")
         ran = run_against(endpoint.url, home, prompts, *flags)
         yield Zoo(ran, ran.rows, endpoint.stats())
 
@@ -443,40 +443,55 @@ def test_reasoning_does_not_go_back_to_who_refuses_it(tmp_path: Path) -> None:
     assert messages_of(ran.rows["think"])[1].reasoning == "because"
 
 
-def test_a_checker_that_raises_what_cannot_be_sent(tmp_path: Path) -> None:
-    (tmp_path / "checks.py").write_text(
-        "import threading\n"
-        "class E(Exception):\n"
-        "    def __init__(self, msg, *, response, body):\n"
-        "        super().__init__(msg)\n"
-        "        self.response = threading.Lock()\n"
-        "class Mute(Exception):\n"
-        "    def __str__(self):\n"
-        "        raise ValueError\n"
-        "def check(task):\n"
-        "    if task['id'] == 'keyword':\n"
-        "        raise E('no luck', response=1, body=2)\n"
-        "    if task['id'] == 'mute':\n"
-        "        raise Mute\n"
-        "    return lambda: 1 if task['id'] == 'odd' else True\n".replace(
-            "return lambda: 1 if", "return (lambda: 1) if"
-        )
-    )
+CHECKS = """
+import sys, threading
+
+class Keyword(Exception):
+    def __init__(self, msg, *, response, body):
+        super().__init__(msg)
+        self.response = threading.Lock()
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+async def check(task, environment):
+    match task["id"]:
+        case "keyword":
+            raise Keyword("no luck", response=1, body=2)
+        case "mute":
+            raise Mute
+        case "odd":
+            return lambda: 1
+        case "exits":
+            sys.exit(4)
+        case "reads":
+            async for _ in environment.read("missing"):
+                pass
+        case "late":
+            raise TimeoutError
+    return True
+
+def in_thread(task):
+    return sys.exit("gone") if task["id"] == "exits" else True
+"""
+
+
+def test_whatever_a_checker_does_is_a_verdict(tmp_path: Path) -> None:
+    (tmp_path / "checks.py").write_text(CHECKS)
+    names = ["keyword", "mute", "odd", "exits", "reads", "late", "good"]
     with EndpointProcess() as endpoint:
-        ran = run_against(
-            endpoint.url, tmp_path, ["keyword", "mute", "odd", "good"], "--success_checker=checks.py:check"
+        ran = run_against(endpoint.url, tmp_path, names, "--success_checker=checks.py:check")
+        other = run_against(
+            endpoint.url, tmp_path, ["exits", "good"], "--success_checker=checks.py:in_thread", name="threads"
         )
-    assert ran.code == 0, ran.err
+    assert (ran.code, other.code) == (0, 0), ran.err + other.err
     rows = ran.rows
-    assert {name: row["success"] for name, row in rows.items()} == {
-        "keyword": False,
-        "mute": False,
-        "odd": False,
-        "good": True,
-    }
-    assert rows["keyword"]["success_reason"] == "E: no luck"
-    assert [rows[name]["error_class"] for name in ("keyword", "mute")] == ["checker_error"] * 2
+    assert [name for name in names if rows[name]["success"]] == ["good"]
     assert {row["status"] for row in rows.values()} == {"completed"}
+    assert rows["keyword"]["success_reason"] == "Keyword: no luck"
+    assert {rows[name]["error_class"] for name in names if name != "good"} == {"checker_error"}
+    assert [other.rows[name]["success"] for name in ("exits", "good")] == [False, True]
 
 
 def test_the_fallback_model_answers_and_is_named(tmp_path: Path) -> None:

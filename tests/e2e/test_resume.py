@@ -58,7 +58,13 @@ def drop_row(bench: Bench, batch_num: int, line: int) -> bytes:
 
 @pytest.mark.parametrize(
     "fragment",
-    [b"{", b'{"prompt_index":1,"conv', '{"prompt_index":1,"conversations":[{"from":"€'.encode()[:-1], b"\x00" * 50, b"1"],
+    [
+        b"{",
+        b'{"prompt_index":1,"conv',
+        '{"prompt_index":1,"conversations":[{"from":"€'.encode()[:-1],
+        b"\x00" * 50,
+        b"1",
+    ],
     ids=["brace", "half", "half-character", "zeros", "number"],
 )
 def test_a_torn_tail_is_cut_and_its_row_run_again(fragment: bytes, finished: Bench) -> None:
@@ -92,7 +98,12 @@ def test_a_damaged_checkpoint_costs_nothing(left: str, finished: Bench) -> None:
     drop_row(finished, 1, 1)
     assert finished.asked_by("--resume").total() == 1
     found = finished.read("checkpoint.json")
-    assert (found["completed_tasks"], found["failed_tasks"], found["pending_tasks"], found["total_tasks"]) == (4, 0, 0, 4)
+    assert (found["completed_tasks"], found["failed_tasks"], found["pending_tasks"], found["total_tasks"]) == (
+        4,
+        0,
+        0,
+        4,
+    )
 
 
 def test_left_over_temporary_files_are_removed(finished: Bench) -> None:
@@ -191,13 +202,20 @@ def answer(content: str = "4", **more: Any) -> dict[str, Any]:
     return {"content": content, **REASONED, **more}
 
 
-NOTHING_ASKED = 400  # an error of the request itself
 ENDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "final": ({"message": answer()}, "completed", ""),
     "refusal": ({"message": answer("", refusal="I will not.")}, "completed", ""),
-    "calls": ({"message": answer("", tool_calls=[tool_call("terminal", {"command": "true"})])}, "max_turns", "incomplete"),
+    "calls": (
+        {"message": answer("", tool_calls=[tool_call("terminal", {"command": "true"})])},
+        "max_turns",
+        "incomplete",
+    ),
     "bad_calls": ({"message": answer("", tool_calls=[tool_call("terminal", "{")])}, "partial", "incomplete"),
-    "cut": ({"message": answer("and"), "finish_reason": "length"}, "partial", "incomplete"),
+    "cut": (
+        {"prompt": "", "has": "end cut", "message": answer("and"), "finish_reason": "length"},
+        "partial",
+        "incomplete",
+    ),
     "text_call": (
         {"message": answer('<tool_call>{"name":"terminal","arguments":{"command":"ls"}}</tool_call>')},
         "partial",
@@ -228,13 +246,17 @@ def row_of(name: str) -> dict[str, Any]:
 def test_every_end_is_repeated_by_its_class_alone(bench: Bench) -> None:
     bench.write(row_of(name) for name in ENDS)
     call = {"turn": 1, "prompt": "slow", "message": answer("", tool_calls=[tool_call("terminal", {"command": "true"})])}
-    bench.endpoint.set_rules([call, *({"prompt": f"end {name}$", **rule} for name, (rule, _, _) in ENDS.items() if rule)])
+    bench.endpoint.set_rules(
+        [call, *({"prompt": f"^end {name}$", **rule} for name, (rule, _, _) in ENDS.items() if rule)]
+    )
     bench.settings |= {"request_retries": "1", "max_attempts": "9"}
     bench.finish(code=1)
     rows = bench.last_tries()
     assert {name: rows[name]["status"] for name in ENDS} == {name: status for name, (_, status, _) in ENDS.items()}
     failed = {name for name, row in rows.items() if row["status"] == "failed"}
-    assert {name for name in failed if rows[name]["retryable"]} == {n for n, (_, _, by) in ENDS.items() if by == "failed"}
+    assert {name for name in failed if rows[name]["retryable"]} == {
+        n for n, (_, _, by) in ENDS.items() if by == "failed"
+    }
     tried = Counter({name: 1 for name in ENDS})
     for retry in ("none", "failed", "timeout", "incomplete", "all", "failed,timeout"):
         bench.finish("--resume", f"--retry={retry}", code=1)
@@ -259,7 +281,12 @@ def test_after_max_attempts_a_row_stays_failed_until_it_is_asked_for(bench: Benc
     assert bench.asked_by("--resume", code=1).total() == 1
     assert not bench.asked_by("--resume", code=1)
     last = bench.last_tries()["row0"]
-    assert (last["attempt"], last["status"], last["retryable"], last["error_class"]) == (2, "failed", False, "model_error")
+    assert (last["attempt"], last["status"], last["retryable"], last["error_class"]) == (
+        2,
+        "failed",
+        False,
+        "model_error",
+    )
     bench.endpoint.set_rules([])
     assert bench.asked_by("--resume", "--max_attempts=3", "--retry=all") == {"row 0": 1}
     assert bench.last_tries()["row0"]["status"] == "completed"
@@ -287,9 +314,7 @@ CHANGES = {
     "disabled_toolsets": "file",
     "ephemeral_system_prompt": "Be brief.",
     "max_tokens": "100",
-    "temperature": "0.5",
     "top_p": "0.5",
-    "reasoning_effort": "low",
     "reasoning_disabled": "true",
     "deterministic": "true",
     "seed": "1",
@@ -306,7 +331,10 @@ def test_what_shapes_the_data_may_not_change_unnoticed(finished: Bench, tmp_path
     message = finished.finish("--resume", *flags, code=2)
     assert not [name for name in changes if f"{name}: " not in message]
     assert "--allow_config_change" in message
-    assert "model: " in finished.finish("--resume", "--model=n", code=2)
+    other = finished.finish("--resume", "--temperature=0.5", "--reasoning_effort=low", code=2)
+    assert "temperature: null -> 0.5" in other
+    assert 'reasoning_effort: null -> "low"' in other
+    assert "model: " not in other
     assert not finished.asked()
 
 
@@ -321,7 +349,9 @@ def test_a_change_that_is_allowed_is_recorded(finished: Bench) -> None:
 
 def test_how_a_run_is_run_may_change(finished: Bench) -> None:
     drop_row(finished, 1, 1)
-    free = "num_workers=2 concurrency=3 batch_size=7 max_attempts=9 retry=all request_retries=9 request_timeout=9 rpm=999"
+    free = (
+        "num_workers=2 concurrency=3 batch_size=7 max_attempts=9 retry=all request_retries=9 request_timeout=9 rpm=999"
+    )
     more = "timeout=60 max_total_tokens=100000 output_format=sharegpt,turns max_turns=9 checkpoint_interval=1"
     flags = [f"--{each}" for each in f"{free} {more}".split()]
     assert finished.asked_by("--resume", *flags).total() == 1

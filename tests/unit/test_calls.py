@@ -3,6 +3,7 @@
 import pytest
 
 from agent.calls import calls_in_text, check_call, without_calls
+from agent.text import clean
 from agent.types import RawCall
 from tools.toolsets import select_tools
 
@@ -10,7 +11,7 @@ TOOLS = {tool.spec.name: tool for tool in select_tools(["terminal", "write_file"
 
 
 def check(arguments: object, name: str = "terminal", *, cut: bool = False) -> tuple[str, dict[str, object]]:
-    checked = check_call(RawCall(id="a", name=name, arguments=arguments), "a", TOOLS, cut=cut)
+    checked = check_call(RawCall(id="a", name=name, arguments=arguments), "a", TOOLS, cut=cut, purge=clean)
     assert bool(checked.call.problem) == bool(checked.problem_kind) == (checked.tool is None)
     return checked.problem_kind, checked.call.arguments
 
@@ -47,7 +48,7 @@ def test_wrong_arguments(text: str) -> None:
 
 def test_problems_quote_the_first_200_characters() -> None:
     text = '{"command": oops' + "x" * 1000 + '"}'
-    problem = check_call(RawCall(name="terminal", arguments=text), "a", TOOLS, cut=False).call.problem
+    problem = check_call(RawCall(name="terminal", arguments=text), "a", TOOLS, cut=False, purge=clean).call.problem
     assert text[:200] in problem
     assert text[:201] not in problem
 
@@ -75,11 +76,13 @@ def test_unknown_names_keep_their_arguments(name: str) -> None:
 )
 def test_calls_written_as_text(text: str) -> None:
     (found,) = calls_in_text(text, ["terminal"])
-    assert check_call(found, "a", TOOLS, cut=False).call.arguments == {"command": "ls"}
+    assert check_call(found, "a", TOOLS, cut=False, purge=clean).call.arguments == {"command": "ls"}
     assert calls_in_text(text, ["read_file"]) == ()
 
 
-@pytest.mark.parametrize("text", ["", "The name of the tool is terminal.", '{"a": 1}', "<tool_call>", "{", "<function="])
+@pytest.mark.parametrize(
+    "text", ["", "The name of the tool is terminal.", '{"a": 1}', "<tool_call>", "{", "<function="]
+)
 def test_prose_is_no_call(text: str) -> None:
     assert calls_in_text(text, ["terminal"]) == ()
 

@@ -110,9 +110,10 @@ class DockerBackend:
                         await container.put_archive("/", _writable_directory(DEFAULT_CWD))  # type: ignore[no-untyped-call]
                     sandbox = Sandbox(spec, container)
                     environment = await sandbox.started(stack, user)
+                    stack.push_async_callback(sandbox.end)
+                    stack.push_async_callback(environment.leave)
+                    stack.callback(sandbox.ending.set)
                     await environment.enter()
-            stack.push_async_callback(environment.leave)
-            stack.callback(sandbox.ending.set)
             yield environment
 
     async def reap(self) -> int:
@@ -227,9 +228,10 @@ class Sandbox:
     """A container and what opens channels into it."""
 
     def __init__(self, spec: EnvironmentSpec, container: "DockerContainer") -> None:
-        self.ending = asyncio.Event()
         self._spec = spec
         self._container = container
+        self.ending = asyncio.Event()
+        self._channels: list[EngineChannel] = []
 
     async def started(self, stack: AsyncExitStack, user: str) -> ShellEnvironment:
         """Starts the container, its main shell's streams in our hands from the first byte on, until `stack` ends them.
@@ -261,7 +263,14 @@ class Sandbox:
         """One more shell in it. Raises EnvironmentLost."""
         with engine_errors():
             async with asyncio.timeout(_CHANNEL_SECONDS):
-                return await open_channel(self._container, self.ending)
+                channel = await open_channel(self._container, self.ending)
+        self._channels.append(channel)
+        return channel
+
+    async def end(self) -> None:
+        """Closes what is still open, to be called when no more channels are wanted."""
+        for channel in self._channels:
+            await channel.close()
 
 
 def _workspace_is_for_root(spec: EnvironmentSpec, user: str) -> bool:

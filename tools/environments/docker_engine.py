@@ -126,7 +126,7 @@ class EngineStream:
         """To the process's stdin. Raises EnvironmentLost if nobody reads there any more."""
         try:
             await self._stream.write_in(data)
-        except (OSError, RuntimeError, AssertionError):  # AssertionError: aiodocker's word for a connection that ended
+        except (OSError, RuntimeError, AssertionError):  # AssertionError: as in `close`
             raise EnvironmentLost("the container or the docker engine is gone") from None
 
     async def end_input(self) -> None:
@@ -154,7 +154,8 @@ class EngineStream:
 
     async def close(self) -> None:
         """Ends the connection, and the process's stdin with it."""
-        await self._stream.close()
+        with suppress(AssertionError):  # aiodocker's word for a connection that has ended
+            await self._stream.close()
 
 
 class EngineChannel(EngineStream):

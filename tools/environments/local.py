@@ -54,7 +54,7 @@ class LocalEnvironment(ShellEnvironment):
     async def _lives_on(self, call: str, seen: bool) -> bool:
         pids = self._host.pids()
         new, self._before = pids - self._before, pids
-        lives = any(is_marked(pid, call) for pid in new)
+        lives = any(is_marked(pid, call) is not False for pid in new)
         self._leaves_processes |= lives
         return lives
 

@@ -10,6 +10,7 @@ from tools.environments.script import MARKER
 
 _ROUNDS = 50
 _ROUND_PAUSE = 0.002
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
 
 def all_pids() -> set[int]:
@@ -17,13 +18,19 @@ def all_pids() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - five times as fast
 
 
-def is_marked(pid: int, call: str) -> bool:
-    """Whether a living process carries the mark; `call` may be a beginning, as a task's token is of its calls."""
+def is_marked(pid: int, call: str) -> bool | None:
+    """Whether a living process carries the mark; `call` may be a beginning, as a task's token is of its calls.
+
+    None if that cannot be said: a process that is just replacing its program shows an empty environment.
+    """
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # ended, or not ours
         return False
-    return f"{MARKER}={call}".encode() in environ
+    if environ:
+        return f"{MARKER}={call}".encode() in environ
+    fields = _stat(pid)
+    return False if not fields or fields[0] in b"ZX" or int(fields[6]) & _KERNEL_THREAD else None
 
 
 def kill_call(call: str, candidates: Callable[[], Collection[int]]) -> None:
@@ -33,23 +40,23 @@ def kill_call(call: str, candidates: Callable[[], Collection[int]]) -> None:
     """
     victims: set[int] = set()
     for _ in range(_ROUNDS):
-        found = _stop_all(call, candidates, victims)
-        if not found:
+        before = set(victims)
+        while found := _more(call, set(candidates()) - victims, victims):
+            sure = {pid for pid in found if found[pid]}
+            _signal_all(sure, signal.SIGSTOP)
+            victims |= sure
+            if not sure:
+                break
+        _signal_all(victims - before, signal.SIGKILL)
+        if victims == before and not found:
             return
-        _signal_all(found, signal.SIGKILL)
+        time.sleep(_ROUND_PAUSE)
 
 
-def _stop_all(call: str, candidates: Callable[[], Collection[int]], victims: set[int]) -> set[int]:
-    found: set[int] = set()
-    more = True
-    while more:
-        pids = set(candidates()) - victims
-        new = {pid for pid in pids if _parent(pid) in victims or is_marked(pid, call)}
-        _signal_all(new, signal.SIGSTOP)
-        victims |= new
-        found |= new
-        more = bool(new)
-    return found
+def _more(call: str, pids: Collection[int], victims: Collection[int]) -> dict[int, bool]:
+    """Further processes of the call; False for those of which it cannot be said."""
+    marks = {pid: _parent(pid) in victims or is_marked(pid, call) for pid in pids}
+    return {pid: bool(mark) for pid, mark in marks.items() if mark is not False}
 
 
 def kill_all(pids: Callable[[], Collection[int]]) -> bool:
@@ -65,11 +72,16 @@ def kill_all(pids: Callable[[], Collection[int]]) -> bool:
 
 def _parent(pid: int) -> int:
     """0 for a process that is gone."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat after the name: state, parent, …; none if the process is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return 0
-    return int(stat.rpartition(b")")[2].split()[1])
+        return []
 
 
 def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:

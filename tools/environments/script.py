@@ -4,6 +4,9 @@ A channel's shell is told functions once (`prelude`), then one line per request.
 `NONCE fields NONCE\\n`, whose nonce no command can know: it stands in no argument and no variable of a child.
 Everything is POSIX `sh` built-ins but `cat`, `stat`, `mkdir`, `rm` where a request needs them.
 
+A process that is just replacing its program shows no environment, or half of it. So a census after a command goes by
+new process ids alone, which is quick too; `alive` is asked later and looks twice, and `slay` looks once more at the end.
+
 Files at the private prefix P: `P0` and `P1` hold exported variables (of the last finished command and of the one
 before), `Pd` the directory a command ended in (empty: it did not come to its end), `Pc` a command too long for an
 argument; `Pi0`, `Po0`, `Pi1`, `Po1` are what stands before and after every command's text.
@@ -32,12 +35,23 @@ has() {
   while IFS= read -r y || [ -n "$y" ]; do case $y in *"BATCH_CALL=$1"*) return 0;; esac; done <"$2/environ"
   return 1
 } 2>/dev/null
+look() {
+  s=Z p=none
+  while read -r y w u; do case $y in State:) s=$w;; PPid:) p=$w; break;; esac; done <"$1/status"
+} 2>/dev/null
 census() {
-  v=0
   for d in "$@"; do
     case $o in *" $d "*) continue;; esac
-    if has "$c" "$d"; then v=1; return; fi
+    look "$d"
+    if [ "$s" != Z ]; then v=1; return; fi
   done
+}
+alive() {
+  v=0
+  for d in /proc/[0-9]*; do
+    if has "$1" "$d" || has "$1" "$d"; then v=1; break; fi
+  done
+  say "$2" "$v"
 }
 run() {
   c=$1 e=$2 b=$3 a=$4 w=$5 k=$6 v=0 D= o=
@@ -56,26 +70,26 @@ start() {
   while read -r y; do :; done
   exit
 } 2>/dev/null
-alive() { o= c=$1; census /proc/[0-9]*; say "$2" "$v"; }
 slay() {
-  V=' ' z=0
+  V=' ' z=0 U=
   while [ "$z" -lt 50 ]; do
     z=$((z+1)) F= g=1
     while [ "$g" = 1 ]; do
       g=0
       for d in /proc/[0-9]*; do
-        q=${d#/proc/} s=Z p=none
+        q=${d#/proc/}
         case $V in *" $q "*) continue;; esac
         [ "$q" != $$ ] || continue
-        while read -r y w u; do case $y in State:) s=$w;; PPid:) p=$w; break;; esac; done <"$d/status"
+        look "$d"
         [ "$s" != Z ] || continue
         case $V in *" $p "*) ;; *) has "$1" "$d" || continue;; esac
         kill -STOP "$q"
         V="$V$q " F="$F $q" g=1
       done
     done
-    [ "$F" ] || break
-    kill -KILL $F
+    if [ "$F" ]; then kill -KILL $F; U=; continue; fi
+    [ -z "$U" ] || break
+    U=1
   done
   say "$2" "$z"
 } 2>/dev/null
@@ -153,7 +167,7 @@ def words(*parts: str | bytes) -> bytes:
 
 
 def prelude(private: str, census: bool, shell: bytes = b"") -> bytes:
-    """What makes a plain `sh` a channel. `census`: look for living processes after each command by way of /proc."""
+    """What makes a plain `sh` a channel. `census`: look after each command for processes that are new in /proc."""
     assignments = b"P=%s G=%s X=%s\n" % (quote(private.encode()), b"1" if census else b"", quote(shell))
     return assignments + _FUNCTIONS.encode()
 

@@ -43,7 +43,8 @@ class ShellEnvironment:
     """One sandbox, given by what opens channels into it.
 
     `private` is a path prefix in the sandbox where files of ours may be made ("/.batch/" or "/tmp/.batch-"); `cwd` is
-    made if it is not there, relative to where channels start. `census=False` is for a subclass that overrides
+    made if it is not there, relative to where channels start. The sandbox has a process namespace of its own;
+    `census=False` is for a subclass without one that overrides
     `_lives_on`, `_alive` and `_kill` because it sees the processes from outside.
     """
 
@@ -77,13 +78,20 @@ class ShellEnvironment:
     async def enter(self) -> None:
         """Opens the first channel. Raises SetupFailed for a directory or variable that cannot be, EnvironmentLost."""
         self._check_variables()
-        nonce = new_nonce()
-        request = script.begin(nonce, self._cwd.decode(), self._variables)
         try:
             async with asyncio.timeout(_ENTER_SECONDS):
-                output, fields = await self.channels.ask(request, nonce)
+                await self._begin()
         except TimeoutError:
+            await self.leave()
             raise SetupFailed(f"the sandbox's shell did not answer within {_ENTER_SECONDS:.0f} s") from None
+        except BaseException:
+            await self.leave()
+            raise
+
+    async def _begin(self) -> None:
+        nonce = new_nonce()
+        request = script.begin(nonce, self._cwd.decode(), self._variables)
+        output, fields = await self.channels.ask(request, nonce)
         done, names, shell, cwd = fields.rstrip(b"\n").split(b"|", 3)
         if done != b"0":
             reason = output.decode(errors="replace").strip() or "its directory cannot be used"
