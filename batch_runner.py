@@ -8,6 +8,7 @@ from agent.errors import RunStopped
 from agent.faults import Fault, attempted
 from batch.cli import show
 from batch.invocation import run
+from batch.progress import plain, print_lines
 from batch.settings import load_settings
 from tools.errors import UsageProblem
 
@@ -20,12 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         outcome = attempted(lambda: _invoke(words))
     except (UsageProblem, RunStopped) as problem:
-        print(f"error: {problem}", file=sys.stderr)  # noqa: T201 - the one line that a mistake gets
+        print_lines((plain(line) for line in f"error: {problem}".split("\n")), sys.stderr)
         return USAGE if isinstance(problem, UsageProblem) else STOPPED
     except KeyboardInterrupt:
         return INTERRUPTED
     if isinstance(outcome, Fault):
-        print(f"{outcome.trace}{outcome}", file=sys.stderr)  # noqa: T201 - a fault of our own is shown whole
+        print_lines([f"{outcome.trace}{outcome}"], sys.stderr)
         return FAULT
     return outcome.value
 

@@ -6,6 +6,7 @@ environment. It returns `(success, reason)`, a bool, a number (a reward; above 0
 or async.
 """
 
+import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -21,7 +22,7 @@ from msgspec import Struct
 from agent.faults import Done, Fault, attempted, guarded
 from agent.threads import in_thread
 from tools.environments.base import Environment
-from tools.errors import UsageProblem
+from tools.errors import RowFailed, UsageProblem
 
 Plugin = Callable[..., Any]
 
@@ -38,7 +39,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 def load_plugin(name: str) -> Plugin:
     """The function of that name. Raises UsageProblem when it cannot be had."""
-    found = attempted(lambda: _from_file(name) if ".py:" in name else _from_module(name))
+    found = attempted(lambda: _from_file(name) if ".py:" in name else _from_module(name), through=(UsageProblem,))
     if isinstance(found, Fault):
         raise UsageProblem(f"cannot load {name}: {' '.join(str(found).split())}")
     if not callable(found.value):
@@ -72,7 +73,7 @@ def _from_module(name: str) -> Any:
 async def judge(checker: Plugin, task: Mapping[str, Any], environment: Environment | None) -> Judgement:
     """Asks a checker. What it raises, or an answer that cannot be read, is a judgement too."""
     arguments = (task, environment) if _takes_environment(checker) else (task,)
-    outcome = await guarded(_judgement(checker, arguments))
+    outcome = await guarded(_judgement(checker, arguments), through=(RowFailed, asyncio.CancelledError))
     return outcome.value if isinstance(outcome, Done) else Judgement(success=False, reason=str(outcome), raised=True)
 
 

@@ -30,27 +30,29 @@ class Done(Struct, Generic[T], frozen=True):
     value: T
 
 
-async def guarded(call: Awaitable[T]) -> Done[T] | Fault:
-    """Awaits tools, checkers, hooks and whole rollouts, so that none of them can take its neighbours down.
+MEANT = (RowFailed, RunStopped, ToolError, UsageProblem, asyncio.CancelledError, TimeoutError)
+"""What has a meaning of its own: a row's end, the run's stop, an answer to the model, the user's mistake, cancelling,
+a time limit."""
 
-    What already has a meaning of its own (a row's end, the run's stop, an answer to the model, the user's
-    mistake, cancelling, a time limit) passes through.
-    """
+
+async def guarded(call: Awaitable[T], *, through: tuple[type[BaseException], ...] = MEANT) -> Done[T] | Fault:
+    """Awaits tools, checkers and whole rollouts, so that none of them can take its neighbours down. Exceptions of the
+    kinds `through` are raised as they are."""
     try:
         return Done(await call)
-    except (RowFailed, RunStopped, ToolError, UsageProblem, asyncio.CancelledError, TimeoutError):
+    except through:
         raise
-    except Exception as error:  # noqa: BLE001 - anything a plug-in, a tool or we ourselves did wrong ends as data
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - what a plug-in, a tool or we did wrong ends as data
         return fault_of(error)
 
 
-def attempted(call: Callable[[], T]) -> Done[T] | Fault:
+def attempted(call: Callable[[], T], *, through: tuple[type[BaseException], ...] = MEANT) -> Done[T] | Fault:
     """As `guarded`, for what is no coroutine."""
     try:
         return Done(call())
-    except (RowFailed, RunStopped, ToolError, UsageProblem, TimeoutError):
+    except through:
         raise
-    except Exception as error:  # noqa: BLE001 - as above
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
         return fault_of(error)
 
 

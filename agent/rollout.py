@@ -178,8 +178,6 @@ class Rollout:
             return
         try:
             self._judgement = await judge(self.around.checker, task_object(self.row(end)), environment)
-        except TimeoutError:
-            self._judgement = Judgement(success=False, reason="the checker ran out of time")
         except asyncio.CancelledError:
             self._judgement = Judgement(success=False, reason="the checker was cut off by the row's time")
             raise

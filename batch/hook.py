@@ -40,6 +40,6 @@ class Hook:
         with RowFiles(self._directory) as files:
             while (message := self._queue.get()) is not None:
                 row = decode_row(files.line(message.batch_num, message.offset))
-                outcome = attempted(lambda row=row: self._function(task_object(row)))  # type: ignore[misc]
+                outcome = attempted(lambda row=row: self._function(task_object(row)), through=())  # type: ignore[misc]
                 if isinstance(outcome, Fault):
                     self._log(f"on_task_done: {message.task_id}: {outcome}")

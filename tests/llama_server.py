@@ -8,8 +8,8 @@ A process of its own (prints its address as its first line, ends when its stdin 
 
     OMP_WAIT_POLICY=passive python -m tests.llama_server
 
-The server takes context of 4096 tokens a request and two requests at a time. `data/llama_tools.jinja` makes the model
-call a tool after every user turn where tools are offered.
+The context is 4096 tokens for each of two requests at a time. `data/llama_tools.jinja` makes the model
+call a tool after every user turn where the terminal is offered.
 """
 
 import importlib
@@ -55,7 +55,9 @@ class LlamaServer:
             text=True,
         )
         assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().strip() + "/v1"
+        address = self._process.stdout.readline().strip()
+        assert address, "the server did not start"
+        self.url = address + "/v1"
         return self
 
     def __exit__(

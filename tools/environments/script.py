@@ -5,7 +5,7 @@ A channel's shell is told functions once (`prelude`), then one line per request.
 Everything is POSIX `sh` built-ins but `cat`, `stat`, `mkdir`, `rm` where a request needs them.
 
 A process that is just replacing its program shows no environment, or half of it. So a census after a command goes by
-new process ids alone, which is quick too; `alive` is asked later and looks twice, and `slay` looks once more at the end.
+new process ids alone, which is quick too; `alive` is asked later and looks twice, and `slay` looks again at its end.
 
 Files at the private prefix P: `P0` and `P1` hold exported variables (of the last finished command and of the one
 before), `Pd` the directory a command ended in (empty: it did not come to its end), `Pc` a command too long for an

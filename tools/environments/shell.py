@@ -44,8 +44,7 @@ class ShellEnvironment:
 
     `private` is a path prefix in the sandbox where files of ours may be made ("/.batch/" or "/tmp/.batch-"); `cwd` is
     made if it is not there, relative to where channels start. The sandbox has a process namespace of its own;
-    `census=False` is for a subclass without one that overrides
-    `_lives_on`, `_alive` and `_kill` because it sees the processes from outside.
+    `census=False` is for a subclass that sees its processes from outside, and overrides `_lives_on`, `_alive`, `_kill`.
     """
 
     def __init__(
