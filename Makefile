@@ -1,14 +1,16 @@
 # make run    installs into .venv and runs the quickstart with the scripted model in a sandbox
 # make test   installs what the tests need, starts the services they use, runs them all
+# make bench  measures speed and size, prints the figures beside their targets
 # make check  lint, types, direction of imports
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: run test check
+.PHONY: run test check bench
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --constraint requirements.lock
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 # Debian packages are installed by root only, and only those that are missing; without them less can be done here.
 define apt
@@ -36,6 +38,11 @@ test: $(VENV)/test.stamp
 	@tests/contract/engine.sh
 	@home=$$(mktemp -d); trap 'rm -rf "$$home"' EXIT; \
 	HOME=$$home HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS) </dev/null
+
+bench: $(VENV)/test.stamp
+	@$(call apt,bubblewrap)
+	@tests/contract/engine.sh || echo "no Docker engine: what a command costs in it is not measured" >&2
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS) </dev/null
 
 check: $(VENV)/test.stamp
 	@$(BIN)/ruff check

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agent.errors import RunStopped
 from agent.faults import Fault, attempted
-from batch.cli import show
+from batch.cli import open_standard_streams, show
 from batch.invocation import run
 from batch.progress import plain, print_lines
 from batch.settings import load_settings
@@ -17,6 +17,7 @@ USAGE, STOPPED, FAULT, INTERRUPTED = 2, 3, 70, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of one invocation."""
+    open_standard_streams()
     words = sys.argv[1:] if argv is None else argv
     try:
         outcome = attempted(lambda: _invoke(words))

@@ -143,10 +143,14 @@ class Conversation:
 
     async def _ask(self) -> Reply:
         self._stop_if_asked()
+        request = self._request()
         try:
-            reply = await self._model.reply(self._request())
+            reply = await self._model.reply(request)
         except RunStopped as stop:
             self.spend += stop.spend
+            raise
+        except asyncio.CancelledError:
+            self.spend += request.tally.spend
             raise
         self.api_calls += 1
         self.spend += reply.spend

@@ -1,6 +1,8 @@
 """What the command line prints about itself: help, version, the listings, the README's table of settings."""
 
 import asyncio
+import os
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -67,6 +69,14 @@ def version_text() -> str:
         return f"{PROGRAM} {version('batch-runner')}"
     except PackageNotFoundError:
         return f"{PROGRAM} (not installed)"
+
+
+def open_standard_streams() -> None:
+    """Those that the caller had closed lead nowhere, or the next files opened would take their places."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # the lowest descriptor that is free: this one
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))
 
 
 def show(action: Action, environ: Mapping[str, str]) -> None:

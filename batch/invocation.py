@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,26 +42,30 @@ LIBRARIES = ("batch-runner", "openai", "msgspec")
 
 def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Does what the settings say; returns the exit code. Raises UsageProblem, RunStopped."""
+    out = sys.stdout
+    with redirect_stdout(sys.stderr):  # what plug-ins print must not get between the lines that programs read
+        return _run(settings, argv, environ, out)
+
+
+def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], out: TextIO) -> int:
     directory = RunDirectory(run_directory(settings))
     owner = current_owner(settings.run_name)
     if settings.dry_run:
-        return _planned(settings, environ, directory, owner, argv).dry_run()
+        return Session(_planned(settings, environ, directory), directory, owner, argv, out).dry_run()
     lock = directory.own(owner, steal=settings.steal_lock)
     try:
         if settings.finalize:
-            return Session(finalize_plan(settings, _manifest(directory)), directory, owner, argv).finalize()
-        return _planned(settings, environ, directory, owner, argv).run()
+            return Session(finalize_plan(settings, _manifest(directory)), directory, owner, argv, out).finalize()
+        return Session(_planned(settings, environ, directory), directory, owner, argv, out).run()
     finally:
         directory.remove_if_unused()
         lock.release()
 
 
-def _planned(
-    settings: RunSettings, environ: Mapping[str, str], directory: RunDirectory, owner: Owner, argv: Sequence[str]
-) -> "Session":
+def _planned(settings: RunSettings, environ: Mapping[str, str], directory: RunDirectory) -> Plan:
     _refuse_other_results(settings, directory)
     recorded = (directory.read_manifest() or {}).get("backend", "")
-    return Session(asyncio.run(make_plan(settings, environ, recorded)), directory, owner, argv)
+    return asyncio.run(make_plan(settings, environ, recorded))
 
 
 def _refuse_other_results(settings: RunSettings, directory: RunDirectory) -> None:
@@ -79,12 +84,13 @@ def _manifest(directory: RunDirectory) -> Mapping[str, Any]:
 class Session:
     """An invocation that owns its directory and has a plan."""
 
-    def __init__(self, plan: Plan, directory: RunDirectory, owner: Owner, argv: Sequence[str]) -> None:
+    def __init__(self, plan: Plan, directory: RunDirectory, owner: Owner, argv: Sequence[str], out: TextIO) -> None:
         self._plan = plan
         self._settings = plan.settings
         self._directory = directory
         self._owner = owner
         self._argv = argv
+        self._out = out
         self._began = time.time()
         self._redactor, short = redactor_for(plan.model, plan.environ)
         for name in short:
@@ -100,7 +106,7 @@ class Session:
             return self._go_on(record, index)
         except RunStopped as stop:  # the disk refuses even the files that say how it went
             print_lines([f"error: {self._redactor.text(stop.message)}"], sys.stderr)
-            self._print_resume(sys.stderr if self._settings.json_summary else sys.stdout)
+            self._print_resume(sys.stderr if self._settings.json_summary else self._out)
             return STOPPED_EARLY
 
     def _begin(self) -> tuple[dict[str, Any], JournalIndex]:
@@ -135,7 +141,7 @@ class Session:
         pending = count_pending(index, self._settings)
         index.close()
         report = dry_run(self._plan, pending)
-        sys.stdout.write(as_json(report) if self._settings.json_summary else as_text(report))
+        self._out.write(as_json(report) if self._settings.json_summary else as_text(report))
         return FINISHED
 
     def finalize(self) -> int:
@@ -250,20 +256,20 @@ class Session:
         report = RunReport(
             run_name=self._settings.run_name,
             exit_code=code,
-            stopped=stopped.message if stopped else "",
+            stopped=self._redactor.text(clean(stopped.message)) if stopped else "",
             statistics=summary.statistics,
             metrics=summary.metrics,
             files=self._files(),
             answers=answers,
-            resume=self._resume_command() if code in RESUMABLE else "",
+            resume=self._resume_command() if code in RESUMABLE and not settings.finalize else "",
         )
         apart = bool(settings.prompt) and not settings.json_summary  # stdout is the answer's
         if apart:
-            print_lines(answers, sys.stdout)
+            print_lines(answers, self._out)
         if not (apart and settings.quiet):
-            print_summary(report, sys.stderr if apart else sys.stdout, json_summary=settings.json_summary)
+            print_summary(report, sys.stderr if apart else self._out, json_summary=settings.json_summary)
         if report.resume:
-            self._print_resume(sys.stderr if apart or settings.json_summary else sys.stdout)
+            self._print_resume(sys.stderr if apart or settings.json_summary else self._out)
 
     def _resume_command(self) -> str:
         return self._redactor.text(clean(resume_command(self._settings, self._argv, called_as())))

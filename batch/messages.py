@@ -73,11 +73,12 @@ class WantBatch(Struct, frozen=True, tag=True):
 
 
 class PromptStarted(Struct, frozen=True, tag=True):
-    """From here on a death of the worker may be this row's doing."""
+    """From here on a death of the worker, or a loop that stands still, may be this row's doing."""
 
     batch_num: int
     row_key: str
     sample_index: int
+    deadline: float  # monotonic time, until a Heartbeat says more
 
 
 class PromptEnded(Struct, frozen=True, tag=True, kw_only=True):

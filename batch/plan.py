@@ -262,14 +262,12 @@ async def choose_backend(settings: RunSettings, found: DatasetScan, recorded: st
     """The backend that the whole run uses: there is no other one to fall back to. What `auto` chose once stays."""
     wants_image = bool(settings.image or found.images)
     requested = settings.container_backend
-    name = await resolve_backend(recorded if recorded and requested == "auto" else requested, wants_image)
-    backend = load_backend(name)
-    if wants_image and not backend.takes_images:
-        where = f"{settings.dataset_file}:{found.first_image_line}: image" if found.images else "image"
-        raise UsageProblem(f"{where}: the {name} backend has no images; choose --container_backend=docker")
-    if problem := await backend.check():
-        raise UsageProblem(f"container_backend {name}: {problem}")
-    return name
+    try:
+        return await resolve_backend(recorded if recorded and requested == "auto" else requested, wants_image)
+    except UsageProblem as problem:
+        if not found.images:
+            raise
+        raise UsageProblem(f"{settings.dataset_file}:{found.first_image_line}: image: {problem}") from problem
 
 
 async def _ready_image(settings: RunSettings, found: DatasetScan, backend_name: str) -> None:

@@ -47,7 +47,7 @@ SILENCE = 10.0  # seconds without a heartbeat, with a row past its deadline: the
 STOP_GRACE = 30.0  # seconds that running rows have to come to an end once a stop was asked for
 CUT_GRACE = 12.0  # seconds that they have once they were cut off
 EXIT_GRACE = 15.0  # seconds that an idle worker has to close what it opened
-FRUITLESS = 3  # workers in a row that die before they run anything: something is wrong with us
+FRUITLESS = 10  # workers in a row that die before they ask for rows: something is wrong with us
 
 Key = tuple[str, int]  # row_key, sample_index
 
@@ -77,6 +77,9 @@ class Events(Protocol):
     def has_suspects(self) -> bool:
         """Whether rows wait that are to be run alone."""
 
+    async def reap(self) -> None:
+        """Removes the sandboxes of dead workers."""
+
     def log(self, message: Log) -> None:
         """A line for run.log."""
 
@@ -94,13 +97,11 @@ class Member:
         self.slots = slots
         self.alone = alone
         self.batches: dict[int, dict[Key, Job]] = {}
-        self.batch_nums: list[int] = []
-        self.started: set[Key] = set()
+        self.started: dict[Key, float] = {}  # rows that run, with their deadlines (monotonic)
         self.wants = False
         self.retiring = False
         self.last_beat = time.monotonic()
-        self.overdue_at = 0.0
-        self.ran_something = False
+        self.was_ready = False
         self.process: multiprocessing.process.BaseProcess | None = None
         self.task: asyncio.Task[None] | None = None
         self._pool = pool
@@ -116,7 +117,6 @@ class Member:
         """Sends it rows."""
         self.wants = False
         self.batches[batch.batch_num] = {job_key(job): job for job in batch.jobs}
-        self.batch_nums.append(batch.batch_num)
         self.wire.send(batch)
 
     def kill(self) -> None:
@@ -147,14 +147,13 @@ class Member:
                 self._pool.gate.release(message.lease, message.verdict)
             case Heartbeat():
                 self.last_beat = time.monotonic()
-                self.overdue_at = message.overdue_at
+                self.started = {key: max(deadline, message.overdue_at) for key, deadline in self.started.items()}
             case PromptStarted():
-                self.ran_something = True
-                self.started.add((message.row_key, message.sample_index))
+                self.started[(message.row_key, message.sample_index)] = message.deadline
             case PromptEnded():
                 self._ended(message)
             case WantBatch():
-                self.wants = True
+                self.wants = self.was_ready = True
                 self._pool.feed()
             case Unask():
                 if task := self._asks.pop(message.ask, None):
@@ -179,8 +178,11 @@ class Member:
 
     def _ended(self, message: PromptEnded) -> None:
         key = (message.row_key, message.sample_index)
-        self.started.discard(key)
-        job = self.batches.get(message.batch_num, {}).pop(key, None)
+        self.started.pop(key, None)
+        jobs = self.batches.get(message.batch_num, {})
+        job = jobs.pop(key, None)
+        if not jobs:
+            self.batches.pop(message.batch_num, None)
         self._pool.events.ended(message, job)
         self._pool.feed()
 
@@ -309,6 +311,8 @@ class Pool:
         member.wire.send(Finish())
 
     def _finish_all_if_done(self) -> None:
+        if self._opening:  # what a worker died of may still bring work
+            return
         idle = [member for member in self._members if member.wants and not member.busy]
         if len(idle) == len(self._members) and not self.stop_reason:
             for member in idle:
@@ -337,6 +341,10 @@ class Pool:
         member.let_go()
         code = await self._exit_code(member)
         self._members.remove(member)
+        if member.process is not None:
+            member.process.close()
+        if code:
+            await self.events.reap()  # before its rows run again
         left = self._left_by(member)
         if left and not self.stop_reason:
             self._take_over(member, left, code)
@@ -378,9 +386,9 @@ class Pool:
                 self.events.died(number, job, cause)
 
     async def _replace(self, member: Member, *, died: bool) -> None:
-        self._fruitless = self._fruitless + 1 if died and not member.ran_something else 0
+        self._fruitless = self._fruitless + 1 if died and not member.was_ready else 0
         if self._fruitless >= FRUITLESS:
-            self._fail(InternalFaultError(f"{FRUITLESS} workers in a row died before they ran a row"))
+            self._fail(InternalFaultError(f"{FRUITLESS} workers in a row died before they were ready"))
             return
         if (died or member.retiring) and not member.alone:
             await self._open(slots=member.slots)
@@ -399,7 +407,7 @@ class Pool:
                 self._cut_at = float("inf")
                 self.stop(self.stop_reason, now=True)
             for member in self._members:
-                blocked = now - member.last_beat > SILENCE and 0 < member.overdue_at < now
+                blocked = now - member.last_beat > SILENCE and min(member.started.values(), default=now) < now
                 if now >= self._kill_at or (blocked and member.process is not None):
                     member.kill()
 

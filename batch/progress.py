@@ -29,7 +29,7 @@ class ProgressSnapshot(Struct, frozen=True, kw_only=True):
     """Where a run stands. Counts are of the whole run, over all its invocations."""
 
     total: int  # prompts times samples
-    by_status: Mapping[str, int] = {}  # ended prompts
+    by_status: Mapping[str, int] = {}  # of each prompt's last try
     running: int = 0
     tool_calls: int = 0
     model_calls: int = 0
@@ -37,12 +37,12 @@ class ProgressSnapshot(Struct, frozen=True, kw_only=True):
     cost_usd: float = 0.0
     checkpoint_age: float | None = None  # seconds; None: not written yet
     cooling: float = 0.0  # seconds until requests may go on
-    cooling_reason: str = ""
+    cooling_reason: str = "rate limit"  # what they wait for
 
     @property
     def ended(self) -> int:
-        """Prompts that are over, whatever their end."""
-        return sum(self.by_status.values())
+        """Prompts that are over; stopped ones are still to be run."""
+        return sum(count for status, count in self.by_status.items() if status != "stopped")
 
 
 class Pace(Struct, frozen=True):
@@ -85,7 +85,7 @@ def facts(snapshot: ProgressSnapshot, pace: Pace) -> list[str]:
         f"checkpoint {'-' if snapshot.checkpoint_age is None else f'{snapshot.checkpoint_age:.0f} s ago'}",
     ]
     if snapshot.cooling > 0:
-        found.append(f"waiting {snapshot.cooling:.0f} s ({snapshot.cooling_reason or 'rate limit'})")
+        found.append(f"waiting {snapshot.cooling:.0f} s ({snapshot.cooling_reason})")
     return [plain(each) for each in found]
 
 
@@ -277,7 +277,7 @@ def summary_lines(report: RunReport) -> list[str]:
     usage = metrics["usage"]["total_tokens"]
     return [
         f"Run {report.run_name}" + (f" stopped early: {plain(report.stopped)}" if report.stopped else " finished"),
-        f"  prompts    {metrics['rows']}: {statuses or 'none'}",
+        f"  prompts    {sum(statistics['by_status'].values())}: {statuses or 'none'}",
         f"  success    {100 * metrics['success_rate']:.1f}%",
         f"  spent      {metrics['requests']} requests, {count_text(usage)} tokens, ${metrics['cost_usd']:.4f}",
         *_reasoning_line(statistics["reasoning_statistics"]),

@@ -95,7 +95,7 @@ class Run:
             ticking.cancel()
             self._progress.update(self._snapshot())
             self._progress.close()
-            await self._reap("removed {} sandboxes that killed workers had left")
+            await self.reap()
             if self._hook:
                 await asyncio.to_thread(self._hook.close)
         self.stopped = self.stopped or self._gate.stopped or self._out_of_budget()
@@ -195,6 +195,7 @@ class Run:
             cost_usd=self._gate.spent.cost_usd,
             checkpoint_age=None if self._checkpointed_at is None else now - self._checkpointed_at,
             cooling=max(0.0, cooling - asyncio.get_running_loop().time()) if cooling else 0.0,
+            cooling_reason=self._gate.cooling_reason,
         )
 
     # --- Events
@@ -206,7 +207,7 @@ class Run:
     def ended(self, message: PromptEnded, job: Job | None) -> None:
         """See Events."""
         self._index.note(message)
-        self._gate.row_ended(message.spend, message.status == "completed", message.row_fault)
+        self._gate.row_ended(message.spend, message.status in ("completed", "discarded"), message.row_fault)
         self._work.ended(message, job, self._settings.max_attempts)
         self._log.write(self._line(message), message.batch_num, message.prompt_index)
         if self._settings.verbose:
@@ -275,6 +276,10 @@ class Run:
     def has_suspects(self) -> bool:
         """See Events."""
         return self._work.has_suspects()
+
+    async def reap(self) -> None:
+        """See Events."""
+        await self._reap("removed {} sandboxes that killed workers had left")
 
     def log(self, message: Log) -> None:
         """See Events."""

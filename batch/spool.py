@@ -36,9 +36,14 @@ def open_lines(path: str, spool_to: Path | None) -> tuple[BinaryIO, str]:
         if not stat.S_ISREG(source.stat().st_mode):
             with file:
                 return _copied(file, path, spool_to)
-        return _as_lines(file, path), path
+        return _as_lines(file, path), _lasting_name(path)
     except OSError as error:
         raise UsageProblem(f"the dataset {path} cannot be read: {error.strerror or error}") from error
+
+
+def _lasting_name(path: str) -> str:
+    """/dev/stdin and its like mean another file in another process."""
+    return str(Path(path).resolve()) if path.startswith(("/dev/", "/proc/")) else path
 
 
 def _copied(source: IO[bytes], path: str, spool_to: Path | None) -> tuple[BinaryIO, str]:

@@ -52,22 +52,25 @@ class RunDirectory:
         self.lock_path = path / "run.lock"
         self.dataset_path = path / "dataset.jsonl"  # what came by a pipe
         self._started_at = ""
+        self._is_ours = False  # made by `own`
 
     def own(self, owner: Owner, *, steal: bool = False, patience: float = PATIENCE) -> RunLock:
         """Makes the directory if need be and takes its lock. UsageProblem if another process has it, or it cannot be
         made."""
         try:
+            self._is_ours = not self.path.is_dir()
             self.path.mkdir(parents=True, exist_ok=True)
             return own(self.lock_path, owner, self.checkpoint_path, steal=steal, patience=patience)
         except OSError as error:
             raise UsageProblem(f"the run directory {self.path} cannot be written: {error.strerror or error}") from error
 
     def remove_if_unused(self) -> None:
-        """Takes the directory away again if nothing but the lock was ever written into it."""
+        """Takes the lock away again if nothing else was ever written, and the directory if it was made for it."""
         with suppress(OSError):
             if [path.name for path in self.path.iterdir()] == [self.lock_path.name]:
                 self.lock_path.unlink()
-                self.path.rmdir()
+                if self._is_ours:
+                    self.path.rmdir()
 
     def join(self, owner: Owner) -> RunLock:
         """A worker's share of its owner's lock. UsageProblem if the run has another owner by now."""

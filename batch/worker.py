@@ -6,10 +6,12 @@ itself when the parent is gone.
 
 import asyncio
 import io
+import multiprocessing
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -56,10 +58,12 @@ from batch.messages import (
 )
 from batch.rows import parse_row
 from tools.environments.base import Owner
+from tools.environments.owner import current_owner
 from tools.environments.table import load_backend
 from tools.errors import UsageProblem
 
 HEARTBEAT = 1.0  # seconds
+ORPHAN = 12.0  # seconds that an orphan has to remove its sandboxes: less than a resume waits for it
 OVERRUN = 10.0  # seconds that a row past its deadline is given before it is cancelled, and again before it is left
 
 
@@ -163,15 +167,15 @@ class Worker:
         return Surroundings(
             model=open_model(spec.model, self._gate),
             backend=load_backend(spec.backend),
-            owner=spec.owner,
+            owner=current_owner(spec.owner.run_id),
             redactor=redactor_for(spec.model, os.environ)[0],
             checker=load_plugin(spec.success_checker) if spec.success_checker else None,
             stopping=lambda: self._stop_reason,
         )
 
     async def _close(self, model: Model) -> None:
-        if self.wire.closed.done():  # the parent is gone, or closed on us: nobody may write any more
-            self._journal.forbid()
+        if self.wire.closed.done():  # the parent is gone, or closed on us
+            self.forbid_writing()
         for rollout in self._running.values():
             rollout.stop("interrupt")
         if self._running:
@@ -179,6 +183,10 @@ class Worker:
         await asyncio.to_thread(self._journal.close)
         with suppress(TimeoutError):
             await asyncio.wait_for(model.close(), 2)
+
+    def forbid_writing(self) -> None:
+        """Without a parent nobody may write any more. From any thread."""
+        self._journal.forbid()
 
     # --- messages
 
@@ -208,6 +216,12 @@ class Worker:
         if message.now:
             for rollout in self._running.values():
                 rollout.stop(message.reason)
+        self._end_if_stopped()
+
+    def _end_if_stopped(self) -> None:
+        """Not left to the parent: of a row that could not be written it never hears that it ended."""
+        if self._stop_reason and not self._running:
+            self._finished.set()
 
     # --- rows
 
@@ -222,7 +236,6 @@ class Worker:
 
     def _start(self, batch_num: int, job: Job) -> None:
         assert self._around is not None
-        self.wire.send(PromptStarted(batch_num, job.row_key, job.sample_index))
         which = Try(
             prompt_index=job.prompt_index,
             task_id=job.task_id,
@@ -233,6 +246,7 @@ class Worker:
             batch_num=batch_num,
         )
         rollout = Rollout(parse_row(job.line), which, self._spec.policy, self._around)
+        self.wire.send(PromptStarted(batch_num, job.row_key, job.sample_index, rollout.clock.deadline))
         task = asyncio.create_task(self._roll(rollout))
         self._running[task] = rollout
         task.add_done_callback(self._ended)
@@ -242,6 +256,7 @@ class Worker:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break(fault_of(error))
         self._fill()
+        self._end_if_stopped()
 
     async def _roll(self, rollout: Rollout) -> None:
         row = await rollout.run()
@@ -249,6 +264,7 @@ class Worker:
             offset, length = await self._journal.append(row.metadata.batch_num, encode_row(row))
         except RunStopped as stop:
             self.wire.send(Broken("stop", stop.reason, stop.message))
+            self._finished.set()  # what is still running here cannot be written either
             return
         if row.error_class == "internal":
             self.wire.send(Log(row.metadata.batch_num, row.prompt_index, row.error))
@@ -293,7 +309,7 @@ def ended_message(row: Row, offset: int, length: int) -> PromptEnded:
         error=row.error[:200],
         error_class=row.error_class,
         retryable=row.retryable,
-        row_fault=row.end_status == "failed" and row.error_class in ("filtered", "model_error") and not row.retryable,
+        row_fault=row.error_class == "filtered" or row.reason == "bad_request",
         has_reasoning=row.reason != "no_reasoning",
         spend=Spend(requests=row.requests, usage=row.usage, cost_usd=row.cost_usd),
         api_calls=row.api_calls,
@@ -327,14 +343,30 @@ class _Said(io.TextIOBase):
 
 def worker_main(spec_bytes: bytes, connection: socket.socket) -> None:
     """The entry of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells us what to do
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent tells us what to do
+        signal.signal(number, _pass_over)
     spec = msgspec.msgpack.decode(spec_bytes, type=WorkerSpec)
     asyncio.run(_serve(spec, connection))
     os._exit(0)  # whatever still hangs must not hold the process
 
 
+def _pass_over(_number: int, _frame: object) -> None:
+    """Not SIG_IGN: that a sandbox's commands would inherit."""
+
+
+def _end_with_parent(worker: Worker) -> None:
+    """A thread's work: an orphan writes no more and ends, even if its loop stands still."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    worker.forbid_writing()
+    time.sleep(ORPHAN)
+    os._exit(1)
+
+
 async def _serve(spec: WorkerSpec, connection: socket.socket) -> None:
     worker = Worker(spec)
+    threading.Thread(target=_end_with_parent, args=(worker,), daemon=True).start()
     await asyncio.get_running_loop().create_connection(lambda: worker.wire, sock=connection)
     sys.stdout = sys.stderr = _Said(worker.wire)
     outcome = await guarded(worker.run())

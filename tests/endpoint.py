@@ -337,6 +337,8 @@ def _offers_terminal(body: dict[str, Any]) -> bool:
 class EndpointProcess:
     """The endpoint as a process of its own, for tests without an event loop."""
 
+    module = "tests.endpoint"
+
     def __init__(
         self, rules: list[dict[str, Any]] | None = None, *, calls: int = 1, latency: float = 0.0, port: int = 0
     ) -> None:
@@ -347,7 +349,7 @@ class EndpointProcess:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.endpoint", *self._arguments],
+            [sys.executable, "-m", self.module, *self._arguments],
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parent.parent,

@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from agent.clock import RowClock
 from agent.types import NO_SPEND, Message, Reply, Spend
 from tools.base import ToolSpec
+
+
+class Tally(Struct):
+    """What a call has cost before its last try ended: for whoever cancels it."""
+
+    spend: Spend = NO_SPEND
 
 
 class ModelRequest(Struct, frozen=True, kw_only=True):
@@ -22,6 +28,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     response_format: dict[str, Any] | None = None
     clock: RowClock
+    tally: Tally = field(default_factory=Tally)
 
 
 class Model(Protocol):

@@ -13,6 +13,8 @@ from agent.types import NO_SPEND, Reply, Spend
 BACKOFF_FIRST = 0.5  # seconds before the second try, doubled for each further one
 BACKOFF_LONGEST = 30.0
 
+_ONE_REQUEST = Spend(requests=1)
+
 Send = Callable[[Lease], Awaitable[tuple[Reply, Verdict]]]
 """Sends one try. Raises CallFailed."""
 
@@ -59,8 +61,12 @@ class Caller:
             lease = await self._acquire(request, tokens, spend)
             try:
                 reply = await self._try(lease, send)
+            except asyncio.CancelledError:
+                request.tally.spend += _ONE_REQUEST
+                raise
             except CallFailed as failure:
                 spend += failure.verdict.spend
+                request.tally.spend += failure.verdict.spend
                 tries += failure.verdict.kind == "transient"
                 if failure.verdict.kind == "row_fault" or tries >= self._tries:
                     raise failure.ends_row(spend) from failure
@@ -77,7 +83,7 @@ class Caller:
             raise RunStopped(stopped.reason, stopped.message, spend) from stopped
 
     async def _try(self, lease: Lease, send: Send) -> Reply:
-        verdict = Verdict(kind="abandoned")
+        verdict = Verdict(kind="abandoned", spend=_ONE_REQUEST)
         try:
             reply, verdict = await send(lease)
         except CallFailed as failure:

@@ -249,6 +249,12 @@ class RunGate:
         return min(times, default=now)
 
     @property
+    def cooling_reason(self) -> str:
+        """What requests wait for while something holds all of them up."""
+        now = asyncio.get_running_loop().time()
+        return "rate limit" if any(slot.cooling_until > now for slot in self._slots) else "endpoint"
+
+    @property
     def stopped(self) -> RunStopped | None:
         """Why no further request is let go; None while they are."""
         return self._stopped

@@ -165,7 +165,7 @@ class _Connection:
             answer = refused.response
             raise http_failure(answer.status_code, answer.headers, answer.content, time.time()) from refused
         except aiohttp.ClientConnectorError as lost:
-            raise unreachable(f"no connection: {lost}") from lost
+            raise unreachable(f"no connection to {self._host}: {lost.os_error.strerror or lost.os_error}") from lost
         except (aiohttp.ClientError, httpx2.HTTPError, openai.APIConnectionError, OSError) as lost:
             raise transient("connection_lost", f"{type(lost).__name__}: {lost}") from lost
         return answer.content

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.program import Program, journal, run_program, write_dataset
-from tests.endpoint import EndpointProcess
+from tests.endpoint import EndpointProcess, tool_call
 
 VOLATILE = ("completed_at", "duration_seconds", "total_batches", "run_name")
 """What an interruption may change in statistics.json."""
+STEP = {"content": "", "reasoning_content": "So.", "tool_calls": [tool_call("terminal", {"command": "echo"})]}
+"""A reply that goes on."""
 
 
 class Bench:

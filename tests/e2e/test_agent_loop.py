@@ -87,6 +87,7 @@ RULES = [
     *(rule for name, (reply, _) in MALFORMED.items() for rule in script(f"once {name}", reply, END)),
     *(rule for name, reply in WITHOUT_USAGE.items() for rule in script(name, then=reply)),
     *script("text call", then=said(f"Let me look.\n{TEXT_CALL}")),
+    *script("thought call", then=said(f"<think>maybe {TEXT_CALL}</think>Nothing to do.")),
     *script("read phantoms", command("cat notes.txt"), command("ls"), END),
     *script(
         "nul", command("echo a\u0000b"), called(tool_call("write_file", {"path": "a\u0000.txt", "content": "x"})), END
@@ -265,6 +266,11 @@ def test_absent_usage_is_no_error(zoo: Zoo, name: str) -> None:
 def test_calls_written_as_text_are_not_executed(zoo: Zoo) -> None:
     assert zoo.end("text call") == ("partial", "text_tool_call")
     assert zoo.rows["text call"]["tool_stats"]["terminal"]["count"] == 0
+
+
+def test_calls_in_thoughts_are_thoughts(zoo: Zoo) -> None:
+    assert zoo.end("thought call") == ("completed", "")
+    assert TEXT_CALL in messages_of(zoo.rows["thought call"])[-1].reasoning
 
 
 def test_calls_in_a_file_are_text(zoo: Zoo) -> None:
@@ -503,6 +509,16 @@ def test_the_fallback_model_answers_and_is_named(tmp_path: Path) -> None:
     assert {row["metadata"]["model"] for row in ran.rows.values()} == {"spare"}
 
 
+@pytest.mark.parametrize("status", [429, 402])
+def test_the_fallback_model_stands_in_for_a_limited_one(status: int, tmp_path: Path) -> None:
+    limited = {"model": "m", "status": status, "headers": {"Retry-After": "600"}}
+    with EndpointProcess([limited], calls=0) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, ["one", "two"], "--fallback_model=spare", "--concurrency=1")
+        models = endpoint.stats()["models"]
+    assert ran.code == 0, ran.err
+    assert models == {"m": 1, "spare": 2}
+
+
 def test_keys_take_turns_when_one_is_limited(tmp_path: Path) -> None:
     one, two = "first-key-of-two-0001", "second-key-of-two-0002"
     rules = [{"key": one, "status": 429, "headers": {"Retry-After": "600"}}]
@@ -515,3 +531,101 @@ def test_keys_take_turns_when_one_is_limited(tmp_path: Path) -> None:
     assert keys == {one: 1, two: 4}
     assert one.encode() not in ran.bytes()
     assert two.encode() not in ran.bytes()
+
+
+def test_a_tool_that_exists_is_no_invention(tmp_path: Path) -> None:
+    rules = [
+        *script("real", called(tool_call("read_file", {"path": "x"})), END),
+        *script("invented", called(tool_call("no_such_tool", {})), END),
+    ]
+    with EndpointProcess(rules) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, ["real", "invented"])
+    real, invented = ran.rows["real"], ran.rows["invented"]
+    assert (real["status"], real["unknown_tools"]) == ("completed", "[]")
+    assert real["tool_stats"]["read_file"] == {"count": 1, "success": 0, "failure": 1}
+    assert (invented["status"], invented["reason"], invented["end_status"]) == (
+        "discarded",
+        "unknown_tool",
+        "completed",
+    )
+    assert [row["task_id"] for row in merged(ran.directory)] == ["real"]
+
+
+def test_old_results_are_shortened_where_that_is_on(tmp_path: Path) -> None:
+    long = command("head -c 30000 /dev/zero | tr '\\0' y; echo; echo tail")
+    rules = [
+        *script("long", long, command("echo small"), command("echo smaller")),
+        {"has": "y" * 20_000, "status": 400, "error": {"code": "context_length_exceeded", "message": "too long"}},
+        END,
+    ]
+    with EndpointProcess(rules) as endpoint:
+        off = run_against(endpoint.url, tmp_path, ["long"], name="off")
+        endpoint.set_rules(rules)
+        endpoint.reset()
+        on = run_against(endpoint.url, tmp_path, ["long"], "--trim_context", name="on")
+    assert (off.rows["long"]["status"], off.rows["long"]["reason"]) == ("partial", "context_exceeded")
+    row = on.rows["long"]
+    assert (row["status"], row["context_trimmed"]) == ("completed", True)
+    assert "y" * 30_000 in results_of(row)[0]["output"]
+
+
+def test_system_text_and_prefill_are_sent_and_not_written(tmp_path: Path) -> None:
+    prefill = [{"role": "user", "content": "PREFILLED"}, {"role": "assistant", "content": "of course"}]
+    (tmp_path / "prefill.json").write_text(json.dumps(prefill))
+    with EndpointProcess() as endpoint:
+        ran = run_against(
+            endpoint.url,
+            tmp_path,
+            ["one"],
+            "--ephemeral_system_prompt=EPHEMERAL",
+            "--prefill_messages_file=prefill.json",
+        )
+        bodies = endpoint.stats()["bodies"]
+    assert ran.code == 0, ran.err
+    for body in bodies:
+        assert [message["content"] for message in body["messages"][:4]] == [
+            "EPHEMERAL",
+            "PREFILLED",
+            "of course",
+            "one",
+        ]
+    for path in ran.directory.glob("*.jsonl"):
+        assert b"EPHEMERAL" not in path.read_bytes()
+        assert b"PREFILLED" not in path.read_bytes()
+
+
+def test_a_run_is_replayed_without_an_endpoint(tmp_path: Path) -> None:
+    with EndpointProcess(calls=2) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, ["one", "two", "three"])
+    again = run_against(
+        "http://127.0.0.1:9/v1", tmp_path, ["one", "two", "three"], f"--model=replay:{ran.directory}", name="again"
+    )
+    assert again.code == 0, again.err
+    for name, row in ran.rows.items():
+        assert again.rows[name]["conversations"] == row["conversations"]
+
+
+def test_a_hook_that_fails_is_called_again(tmp_path: Path) -> None:
+    (tmp_path / "hooks.py").write_text(
+        "import sys\n"
+        "def done(task):\n"
+        "    with open('seen', 'a') as seen:\n"
+        "        seen.write(task['id'] + ' ')\n"
+        "    if task['id'] == 'late':\n"
+        "        raise TimeoutError\n"
+        "    sys.exit('enough')\n"
+    )
+    with EndpointProcess(calls=0) as endpoint:
+        names = ["late", "b", "c", "d"]
+        ran = run_against(endpoint.url, tmp_path, names, "--on_task_done=hooks.done", "--concurrency=1")
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "seen").read_text().split() == names
+    assert (ran.directory / "run.log").read_text().count("on_task_done") == 4
+
+
+def test_a_key_too_short_to_be_struck_out_is_named_once(tmp_path: Path) -> None:
+    with EndpointProcess(calls=0) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, ["one"], "--api_key=abc123")
+        assert endpoint.stats()["keys"] == {"abc123": 1}
+    assert ran.err.count("too short") == 1
+    assert "abc123" not in ran.err

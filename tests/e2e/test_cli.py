@@ -134,6 +134,14 @@ def test_an_image_that_does_not_exist_is_found_before_anything_is_written(tmp_pa
     assert not list((tmp_path / "data").glob("*"))
 
 
+def test_an_empty_directory_stays_the_users(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    flags = [word for word in small_run(tmp_path) if "run_name" not in word]
+    assert run_program(*flags, "--output=mine", "--success_checker=none.py:check", home=tmp_path)[0] == 2
+    assert list((tmp_path / "mine").iterdir()) == []
+    assert run_program(*flags, "--output=mine", home=tmp_path)[0] == 0
+
+
 def test_a_directory_with_results_is_left_alone(tmp_path: Path) -> None:
     flags = small_run(tmp_path)
     assert run_program(*flags, home=tmp_path)[0] == 0
@@ -363,6 +371,19 @@ def test_the_json_summary_is_one_object_and_the_command_is_on_stderr(tmp_path: P
     assert (code, json.loads(out)["statistics"]["by_status"]) == (0, {"completed": 2})
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_what_plugins_print_is_kept_out_of_stdout(workers: str, tmp_path: Path) -> None:
+    (tmp_path / "chatty.py").write_text(
+        "print('imported')\ndef check(task): print('checked'); return True\ndef told(task): print('told')\n",
+        encoding="utf-8",
+    )
+    flags = [*small_run(tmp_path), "--success_checker=chatty.py:check", "--on_task_done=chatty.py:told"]
+    code, out, err = run_program(*flags, f"--num_workers={workers}", "--json_summary", home=tmp_path)
+    assert code == 0, out + err
+    assert json.loads(out)["metrics"]["completed"] == 2
+    assert "told" in err
+
+
 def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
     flags = small_run(tmp_path)
     with Program(*flags, home=tmp_path) as program:
@@ -372,6 +393,16 @@ def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
         program.process.stdout = program.process.stderr = None
         assert program.process.wait(60) == 0
     assert len(merged(tmp_path / "data/r")) == 2
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing(closed: str, tmp_path: Path) -> None:
+    call = shlex.join([sys.executable, str(ROOT / "batch_runner.py"), *small_run(tmp_path)])
+    done = subprocess.run(["sh", "-c", f"{call} {closed}"], cwd=tmp_path, env=environment(tmp_path), check=False)
+    assert done.returncode == 0
+    assert len(merged(tmp_path / "data/r")) == 2
+    refused = subprocess.run(["sh", "-c", f"{call} {closed}"], cwd=tmp_path, env=environment(tmp_path), check=False)
+    assert refused.returncode == 2
 
 
 def test_the_callers_stdin_is_not_touched(tmp_path: Path) -> None:

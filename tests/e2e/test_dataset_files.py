@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import zstandard
 from agent.row import Turn
 from agent.trajectory import parse_trajectory
 from tests.e2e.inputs import PLAIN, runs, says, small_run, write_script
-from tests.e2e.program import Program, environment, journal, merged, read_lines, run_program, statistics
+from tests.e2e.program import ROOT, Program, environment, journal, merged, read_lines, run_program, statistics
 from tests.endpoint import EndpointProcess, tool_call
 
 PROMPTS = ["first €", "second\u2028\u2029\u0085\x0b\x0c line", "third"]
@@ -169,6 +170,16 @@ def test_what_can_be_read_only_once_is_kept_for_the_command_that_resumes(source:
     assert done.returncode == 0, done.stderr
     assert prompts_of(merged(tmp_path / "data/r")) == PROMPTS
     assert len(journal(tmp_path / "data/r")) == 4
+
+
+def test_a_file_behind_stdin_is_resumed_by_its_own_name(tmp_path: Path) -> None:
+    flags = small_run(tmp_path, rules=[{"prompt": "second", "turns": [{"error": {"status": 500}}]}])
+    flags = [word for word in flags if "dataset" not in word]
+    call = shlex.join([sys.executable, str(ROOT / "batch_runner.py"), *flags, "--request_retries=1"])
+    command = ["sh", "-c", f"{call} --dataset_file=/dev/stdin <prompts.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert f"--dataset_file={tmp_path}/prompts.jsonl" in shlex.split(done.stdout.splitlines()[-1])
 
 
 def test_bad_rows_from_stdin_leave_nothing_and_never_replace_a_good_dataset(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from email.utils import formatdate
 from itertools import pairwise
 from pathlib import Path
@@ -138,12 +139,12 @@ def test_a_date_to_wait_for_is_obeyed(tmp_path: Path) -> None:
 
 def test_many_rows_against_five_requests_a_second(tmp_path: Path) -> None:
     with EndpointProcess([{"per_second": 5, "status": 429}], calls=0) as endpoint:
-        ran = run_against(endpoint.url, tmp_path, prompts(24), "--request_retries=1", "--num_workers=2")
+        ran = run_against(endpoint.url, tmp_path, prompts(16), "--request_retries=1", "--num_workers=2")
         stats = endpoint.stats()
     assert ran.code == 0, ran.err
     assert statuses(ran.rows) == {"completed"}
-    assert stats["statuses"]["200"] == 24
-    assert stats["statuses"].get("429", 0) < 60
+    assert stats["statuses"]["200"] == 16
+    assert stats["statuses"].get("429", 0) < 40
 
 
 def test_waiting_for_a_limit_is_no_time_of_the_rows(tmp_path: Path) -> None:
@@ -188,20 +189,31 @@ def test_a_refused_key_or_model_stops_the_run(refusal: dict[str, Any], reason: s
     assert ran.out.splitlines()[-1].endswith("--resume")
 
 
-def test_a_refused_key_leaves_a_thousand_rows_to_be_run(tmp_path: Path) -> None:
+def test_a_refused_key_leaves_all_rows_to_be_run(tmp_path: Path) -> None:
     with EndpointProcess([{"status": 401}], calls=0) as endpoint:
-        first = run_against(endpoint.url, tmp_path, prompts(1000), "--concurrency=8", "--num_workers=2")
+        first = run_against(endpoint.url, tmp_path, prompts(400), "--concurrency=8", "--num_workers=2")
         refused = endpoint.stats()["requests"]
         endpoint.set_rules([])
         endpoint.reset()
-        second = run_against(endpoint.url, tmp_path, prompts(1000), "--concurrency=8", "--num_workers=2", "--resume")
+        second = run_against(endpoint.url, tmp_path, prompts(400), "--concurrency=8", "--num_workers=2", "--resume")
         stats = endpoint.stats()
     assert (first.code, second.code) == (3, 0), second.err
     assert refused <= 8
     assert set(stats["prompts"].values()) == {1}
-    assert len(stats["prompts"]) == len(merged(second.directory)) == 1000
-    assert statistics(second.directory)["by_status"] == {"completed": 1000}
+    assert len(stats["prompts"]) == len(merged(second.directory)) == 400
+    assert statistics(second.directory)["by_status"] == {"completed": 400}
     assert {row["attempt"] for row in journal(second.directory)} == {1}
+
+
+def test_a_key_that_worked_is_tried_once_more(tmp_path: Path) -> None:
+    names = [f"row {number:02}" for number in range(40)]
+    with EndpointProcess([{"prompt": "row (0[4-9]|[123].)", "status": 401}], calls=0) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, names, "--concurrency=4")
+        stats = endpoint.stats()
+    assert ran.code == 3, ran.err
+    assert stats["statuses"]["401"] <= 4 + 1
+    assert stats["times"][-1] - stats["times"][-2] >= 9.5
+    assert Counter(row["status"] for row in ran.rows.values())["completed"] == 4
 
 
 def test_twenty_refused_rows_stop_the_run(tmp_path: Path) -> None:
@@ -211,6 +223,15 @@ def test_twenty_refused_rows_stop_the_run(tmp_path: Path) -> None:
     assert ran.code == 3, ran.err
     assert requests <= 24
     assert [row["status"] for row in ran.rows.values()].count("failed") >= 20
+
+
+def test_answered_rows_between_refused_ones_let_the_run_go_on(tmp_path: Path) -> None:
+    rules = [{"prompt": "[12]$", "status": 400, "error": {"message": "something odd"}}, said("no thought, discarded")]
+    names = [f"row {number}-{number % 3}" for number in range(36)]
+    with EndpointProcess(rules) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, names, "--concurrency=4", "--keep_no_reasoning=false")
+    assert ran.code == 1, ran.err
+    assert statistics(ran.directory)["by_status"] == {"discarded": 12, "failed": 24}
 
 
 # --- budget
@@ -356,6 +377,17 @@ def test_no_secret_stands_in_the_files_of_a_run(tmp_path: Path) -> None:
     assert statistics(ran.directory)["redactions"] >= 5
 
 
+@pytest.mark.parametrize("flags", [(), ("--json_summary",)])
+def test_a_refusal_that_quotes_the_key_is_not_passed_on(flags: tuple[str, ...], tmp_path: Path) -> None:
+    key = "sk-live-0123456789abcdef"
+    with EndpointProcess([{"status": 401, "error": {"message": f"Incorrect API key provided: {key}"}}]) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, prompts(4), "--provider=openai", *flags, OPENAI_API_KEY=key)
+        assert endpoint.stats()["keys"] == {key: endpoint.stats()["requests"]}
+    assert ran.code == 3, ran.err
+    assert key.encode() not in ran.bytes()
+    assert "Incorrect API key provided: [REDACTED:OPENAI_API_KEY]" in ran.out + ran.err
+
+
 # --- an endpoint that goes away
 
 
@@ -374,16 +406,17 @@ class Mortal:
     """An endpoint that can be killed and come back at its address."""
 
     def __init__(self) -> None:
-        self.endpoint = EndpointProcess(calls=0, latency=0.1)
-        self.endpoint.__enter__()
-        self.url = self.endpoint.url
+        self._life = ExitStack()
+        self.url = self._born(0)
 
     def die(self) -> None:
-        self.endpoint.__exit__(None, None, None)
+        self._life.close()
 
     def come_back(self) -> None:
-        self.endpoint = EndpointProcess(calls=0, latency=0.1, port=int(self.url.rpartition(":")[2].removesuffix("/v1")))
-        self.endpoint.__enter__()
+        self._born(int(self.url.rpartition(":")[2].removesuffix("/v1")))
+
+    def _born(self, port: int) -> str:
+        return self._life.enter_context(EndpointProcess(calls=0, latency=0.1, port=port)).url
 
 
 @pytest.fixture

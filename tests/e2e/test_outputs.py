@@ -181,8 +181,9 @@ def test_what_is_kept_can_be_decided_afterwards(tmp_path: Path) -> None:
     assert left_out() == {("task_0", "discarded"), ("task_3", "failed")}
     assert statistics(folder)["filtered"] == {"failed": 1, "no_reasoning": 1}
     before = [path.read_bytes() for path in sorted(folder.glob("batch_*.jsonl"))]
-    code, _, _ = run_program("--finalize", "--run_name=r", "--keep_no_reasoning", "--no-save_all", home=tmp_path)
+    code, out, _ = run_program("--finalize", "--run_name=r", "--keep_no_reasoning", "--no-save_all", home=tmp_path)
     assert code == 1
+    assert "--resume" not in out  # the settings of the run itself are not given here
     assert kept() == {0: "completed", 2: "completed"}
     assert left_out() == {("task_1", "max_turns"), ("task_3", "failed")}
     run_program("--finalize", "--run_name=r", home=tmp_path)

@@ -80,7 +80,7 @@ def test_a_commands_time_ends_all_of_it_and_nothing_else(backend: str, tmp_path:
     mark = f"301.{os.getpid()}{BACKENDS.index(backend)}"
     other = f"302.{os.getpid()}{BACKENDS.index(backend)}"
     slow = f"echo before; trap '' TERM; (sleep {mark}) & setsid sleep {mark} & sleep {mark}"
-    left = f"for m in {mark} {other}; do grep -l -a sleep.$m /proc/[0-9]*/cmdline 2>/dev/null | wc -l; done"
+    left = f"for m in {mark} {other}; do grep -l -a '[s]leep.'$m /proc/[0-9]*/cmdline 2>/dev/null | wc -l; done"
     rules = script("slow", command(f"sleep {other} &"), command(slow, timeout=1), command(left), said("ok"))
     with EndpointProcess(rules) as endpoint:
         ran = run_against(endpoint.url, tmp_path, ["slow"], *of_backend(backend))
@@ -91,6 +91,21 @@ def test_a_commands_time_ends_all_of_it_and_nothing_else(backend: str, tmp_path:
     assert after["output"].split() == ["0", "1"]
     assert not processes_with(mark)
     wait_until(lambda: not processes_with(other), 5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rows_time_ends_the_command_that_runs(backend: str, tmp_path: Path) -> None:
+    mark = f"303.{os.getpid()}{BACKENDS.index(backend)}"
+    rules = script("stuck", command("echo first"), command(f"trap '' TERM; sleep {mark}"))
+    row = {"id": "stuck", "prompt": "stuck", "timeout_seconds": 3}
+    with EndpointProcess(rules) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, [row], *of_backend(backend))
+    ended = ran.rows["stuck"]
+    assert (ended["status"], ended["duration_seconds"] < 8) == ("timeout", True)
+    first, cut = results_of(ended)
+    assert first["output"] == "first\n"
+    assert cut["error"]
+    wait_until(lambda: not processes_with(mark), 5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -136,7 +151,7 @@ def test_rows_with_images_of_their_own(tmp_path: Path) -> None:
 
 def test_an_image_on_a_backend_without_images_is_refused(tmp_path: Path) -> None:
     with EndpointProcess() as endpoint:
-        rows = ["fine", {"id": "py", "prompt": "py", "image": IMAGE}]
+        rows: list[Any] = ["fine", {"id": "py", "prompt": "py", "image": IMAGE}]
         ran = run_against(endpoint.url, tmp_path, rows, "--container_backend=bubblewrap")
         requests = endpoint.stats()["requests"]
     assert (ran.code, requests) == (2, 0)
@@ -176,7 +191,7 @@ def test_a_lost_container_is_tried_once_more_at_the_end(tmp_path: Path) -> None:
         {"prompt": name, "turn": 2, "times": 1, "delay": 4, **command("echo too late")},
         *script(name, command("echo first"), command("echo never"), command("echo again"), said("at last")),
     ]
-    rows = [{"id": name, "prompt": name}, *({"id": f"o{number}", "prompt": f"o{number}"} for number in range(3))]
+    rows = [{"id": each, "prompt": each} for each in (name, "o1", "o2", "o3")]
     with EndpointProcess(rules) as endpoint:
         dataset = write_dataset(tmp_path / "r.jsonl", rows)
         flags = ("--model=m", f"--base_url={endpoint.url}", f"--dataset_file={dataset}", f"--output_dir={tmp_path}")
@@ -197,6 +212,21 @@ def test_a_lost_container_is_tried_once_more_at_the_end(tmp_path: Path) -> None:
     assert not containers(f"batch-runner.task={name}.0")
 
 
+def test_a_sandbox_that_ends_itself_is_lost(tmp_path: Path) -> None:
+    rules = [
+        {"prompt": "^x$", "turn": 1, "times": 1, **command("kill -9 -1")},
+        *script("x", {}, command("echo new"), said("at last")),
+    ]
+    with EndpointProcess(rules) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, ["x", "y"], "--container_backend=bubblewrap")
+        requests = endpoint.stats()["prompts"]["x"]
+    assert ran.code == 0, ran.err
+    ends = [(row["task_id"], row["status"], row["error_class"]) for row in journal(ran.directory)]
+    assert [end for end in ends if end[0] == "x"] == [("x", "failed", "environment_lost"), ("x", "completed", "")]
+    assert ends[-1][0] == "x"
+    assert requests == 3
+
+
 def test_no_docker_is_no_local_run(tmp_path: Path) -> None:
     with EndpointProcess() as endpoint:
         ran = run_against(
@@ -208,7 +238,7 @@ def test_no_docker_is_no_local_run(tmp_path: Path) -> None:
 
 
 def test_setup_files_variables_and_folder_of_a_row(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "id": "good",
             "prompt": "good",
@@ -250,13 +280,20 @@ print(json.dumps([first, *asyncio.run(both())]))
 """
 
 BATCH = """
-import os, sys
+import logging, os, sys, threading
 from batch.invocation import run
 from batch.settings import RunSettings
 
+def hammer():
+    while True:
+        logging.getLogger().isEnabledFor(10)
+        with logging._lock:
+            pass
+
+threading.Thread(target=hammer, daemon=True).start()
 settings = RunSettings(
-    dataset_file=sys.argv[2], output_dir=sys.argv[3], run_name="p", model="m", base_url=sys.argv[1], num_workers=0,
-    enabled_toolsets=("terminal",), container_backend="local",
+    dataset_file=sys.argv[2], output_dir=sys.argv[3], run_name="p", model="m", base_url=sys.argv[1],
+    num_workers=int(sys.argv[4]), batch_size=2, enabled_toolsets=("terminal",), container_backend="local",
 )
 sys.exit(run(settings, argv=[], environ=os.environ))
 """
@@ -294,12 +331,13 @@ def test_one_conversation_from_python() -> None:
     assert [each["final_response"] for each in twins] == ["done: twin 0", "done: twin 1"]
 
 
-def test_a_batch_from_python(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "d.jsonl", [{"prompt": f"p{number}"} for number in range(5)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_from_a_python_program_with_threads(workers: int, tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "d.jsonl", [{"prompt": f"p{number}"} for number in range(8)])
     with EndpointProcess() as endpoint:
-        done = python(BATCH, endpoint.url, str(dataset), str(tmp_path))
+        done = python(BATCH, endpoint.url, str(dataset), str(tmp_path), str(workers))
     assert done.returncode == 0, done.stderr
-    assert len((tmp_path / "p" / "trajectories.jsonl").read_bytes().splitlines()) == 5
+    assert len((tmp_path / "p" / "trajectories.jsonl").read_bytes().splitlines()) == 8
 
 
 def test_the_programs_input_is_left_alone(tmp_path: Path) -> None:

@@ -84,9 +84,9 @@ async def test_auto_takes_what_isolates_and_never_local(tmp_path: Path, monkeypa
             await resolve_backend(name, wants_image=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    with pytest.raises(UsageProblem, match="bubblewrap is not installed.*docker.*container_backend=local"):
+    with pytest.raises(UsageProblem, match=r"bubblewrap is not installed.*docker.*container_backend=local"):
         await resolve_backend("auto", wants_image=False)
-    with pytest.raises(UsageProblem, match="^no sandbox can be opened here: docker"):
+    with pytest.raises(UsageProblem, match=r"^no sandbox can be opened here: docker"):
         await resolve_backend("auto", wants_image=True)
     with pytest.raises(UsageProblem, match="container_backend bubblewrap: bubblewrap is not installed"):
         await resolve_backend("bubblewrap", wants_image=False)

@@ -1,5 +1,6 @@
 """What comes out of a channel is taken apart rightly, wherever the bytes are cut; what goes in is quoted."""
 
+import itertools
 import subprocess
 
 from hypothesis import given
@@ -16,7 +17,7 @@ PIECES = st.lists(
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @given(PIECES, PIECES, st.lists(st.integers(0, 500), max_size=20))

@@ -15,9 +15,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tools.environments.base import Environment, EnvironmentSpec
-from tools.environments.cgroup import usable_bases
 from tools.environments.channel import Channel, base_variables
-from tools.environments.hosted import Host, end_process, ended, reap_folders, shell_channel, to_the_end
+from tools.environments.hosted import Host, end_process, ended, limits_by, reap_folders, shell_channel, to_the_end
 from tools.environments.pipes import PipeChannel
 from tools.environments.processes import kill_call
 from tools.environments.shell import ShellEnvironment, new_token
@@ -281,9 +280,8 @@ class BubblewrapBackend:
         return f"bubblewrap cannot make user namespaces here ({said}): allow them in the kernel, or choose docker"
 
     def limits_by(self) -> str:
-        """What holds a sandbox to its limits here."""
-        bases = usable_bases()
-        return f"cgroup v{bases.version}" if bases else "rlimit and cpu affinity"
+        """See `hosted.limits_by`."""
+        return limits_by()
 
     async def prepare(self, image: str) -> None:
         """Nothing: it takes no images."""

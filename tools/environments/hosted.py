@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +19,57 @@ import msgspec
 from msgspec import Struct
 
 from tools.environments.base import EnvironmentSpec, Limits, Owner
-from tools.environments.cgroup import Cgroup, make_cgroup
+from tools.environments.cgroup import Cgroup, make_cgroup, usable_bases
 from tools.environments.owner import is_dead
 from tools.environments.pipes import PipeChannel
 from tools.environments.processes import all_pids, kill_call
+from tools.environments.script import MARKER
 from tools.errors import SetupFailed
 
 _PREFIX = "batch-sandbox-"
+_MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
 _END_SECONDS = 2.0
 _CLOSE_SECONDS = 10.0
-_CLAIM = ".reaped"
 
 
 class Record(Struct, frozen=True):
-    """The file `owner` in a sandbox's folder: all that is needed to remove it without its maker."""
+    """The file `owner` in each of a sandbox's folders: all that is needed to remove it without its maker."""
 
     owner: Owner
     deadline: float
     token: str
-    cgroup: tuple[str, ...] = ()
+    folders: tuple[str, ...]
+    cgroup: tuple[str, ...]
 
 
 class Host:
-    """One sandbox's folder, control group and shells on this machine. `parts` are the folder's first subfolders."""
+    """One sandbox's folders, control group and shells on this machine.
+
+    `folder` is for what may be large; `parts` are its first subfolders. `state` is in memory where there is such a
+    place: what every command writes there costs a fifth of a trivial command's time on a disk. It is also the same for
+    every run, so that `reap` finds sandboxes whose temporary folder was elsewhere.
+    """
 
     def __init__(self, spec: EnvironmentSpec, token: str, parts: Sequence[str]) -> None:
         self.token = token
         self.limits = spec.limits
         self.cgroup = make_cgroup(f"batch-{token}", spec.limits)
+        self._made: list[Path] = []
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            self._made += [Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)) for place in _places()]
+            self.state, self.folder = self._made[0], self._made[-1]
             for part in parts:
                 (self.folder / part).mkdir(mode=0o700)
-            record = Record(spec.owner, spec.deadline, token, self.cgroup.folders if self.cgroup else ())
-            (self.folder / "owner").write_bytes(msgspec.json.encode(record))
+            self._write_record(spec)
         except OSError as error:
             self.remove()
             raise SetupFailed(f"the sandbox's folder cannot be made: {error}") from None
+
+    def _write_record(self, spec: EnvironmentSpec) -> None:
+        folders, cgroup = tuple(map(str, self._made)), self.cgroup.folders if self.cgroup else ()
+        record = Record(spec.owner, spec.deadline, self.token, folders, cgroup)
+        for folder in self._made:
+            (folder / "owner").write_bytes(msgspec.json.encode(record))
 
     def confine(self) -> str:
         """Shell text by which a shell puts itself under the limits; false if it cannot."""
@@ -72,7 +87,7 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                env=environ,
+                env={**environ, MARKER: f"{self.token}.0."},
                 cwd=folder,
                 start_new_session=True,
             )
@@ -91,8 +106,8 @@ class Host:
         if self.cgroup:
             self.cgroup.kill()
             self.cgroup.remove()
-        if hasattr(self, "folder"):
-            remove_tree(self.folder)
+        for folder in self._made:
+            remove_tree(folder)
 
 
 def _fewer_cpus(limits: Limits) -> set[int] | None:
@@ -148,44 +163,55 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Removes a folder with all in it, whatever modes a sandbox gave it; what cannot be removed stays for `reap`."""
+
+    def unlock(_function: object, path: str, _error: object) -> None:
+        for place in {Path(path), Path(path).parent}:
+            with suppress(OSError):  # gone
+                if place.is_relative_to(folder) and stat.S_ISDIR(place.lstat().st_mode):
+                    place.chmod(0o700)
+
     for _ in range(3):
-        shutil.rmtree(folder, onerror=_unlock)
+        shutil.rmtree(folder, onerror=unlock)
         if not folder.exists():
             return
 
 
-def _unlock(_function: object, path: str, _error: object) -> None:
-    for place in (Path(path).parent, Path(path)):
-        try:
-            if stat.S_ISDIR(place.lstat().st_mode):
-                place.chmod(0o700)
-        except OSError:  # gone
-            continue
+def limits_by() -> str:
+    """What holds sandboxes to their limits on this machine. Without control groups memory is limited per process, whole
+    processors are given, and only bubblewrap limits the number of processes."""
+    bases = usable_bases()
+    return f"cgroup v{bases.version}" if bases else "rlimits and processor affinity"
+
+
+def _places() -> list[str]:
+    return [*([_MEMORY] if os.access(_MEMORY, os.W_OK) else []), tempfile.gettempdir()]
 
 
 def reap_folders() -> int:
     """Removes sandboxes whose maker is dead or whose deadline has passed; how many those were."""
-    return sum(_reap(folder) for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
+    folders = [folder for place in _places() for folder in Path(place).glob(f"{_PREFIX}*")]
+    stale = {record.token: record for folder in folders if (record := _stale(folder))}
+    for record in stale.values():
+        _reap(record)
+    return len(stale)
 
 
-def _reap(folder: Path) -> bool:
+def _stale(folder: Path) -> Record | None:
+    """Its record, if it may be removed."""
     try:
         if folder.lstat().st_uid != os.getuid():
-            return False
+            return None
         record = msgspec.json.decode((folder / "owner").read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError):  # being made or removed just now, or not ours
-        return False
-    if not is_dead(record.owner) and record.deadline > time.time():
-        return False
-    claimed = folder.with_name(folder.name.removesuffix(_CLAIM) + _CLAIM)
-    try:
-        folder.rename(claimed)
-    except OSError:  # another reaper has it
-        return False
+        return None
+    return record if is_dead(record.owner) or record.deadline < time.time() else None
+
+
+def _reap(record: Record) -> None:
     if record.cgroup:
         group = Cgroup(record.cgroup)
         group.kill()
         group.remove()
     kill_call(f"{record.token}.", all_pids)
-    remove_tree(claimed)
-    return True
+    for folder in record.folders:
+        remove_tree(Path(folder))

@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 
 from tools.environments.base import Environment, EnvironmentSpec
-from tools.environments.cgroup import usable_bases
 from tools.environments.channel import Channel, base_variables
-from tools.environments.hosted import Host, end_process, reap_folders, shell_channel, to_the_end
+from tools.environments.hosted import Host, end_process, limits_by, reap_folders, shell_channel, to_the_end
 from tools.environments.processes import all_pids, is_marked, kill_call
 from tools.environments.shell import ShellEnvironment, new_token
 from tools.errors import EnvironmentLost, SetupFailed
 
-_PARTS = ("workspace", "home", "temp", "state")
+_PARTS = ("workspace", "home", "temp")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -31,7 +30,7 @@ class LocalEnvironment(ShellEnvironment):
             backend="local",
             image="",
             cwd=spec.cwd or f"{folder}/workspace",
-            private=f"{folder}/state/",
+            private=f"{host.state}/",
             variables=variables,
             open_channel=self._spawn,
             census=False,
@@ -87,9 +86,8 @@ class LocalBackend:
         return "" if shutil.which("sh") else "local needs a shell named `sh` on PATH"
 
     def limits_by(self) -> str:
-        """What holds a sandbox to its limits here."""
-        bases = usable_bases()
-        return f"cgroup v{bases.version}" if bases else "rlimit and cpu affinity"
+        """See `hosted.limits_by`."""
+        return limits_by()
 
     async def prepare(self, image: str) -> None:
         """Nothing: it takes no images."""

@@ -26,7 +26,7 @@ _CHUNK = 32_768
 _FUNCTIONS = r"""
 umask 022
 trap : HUP INT QUIT TERM USR1 USR2 ALRM
-unset CDPATH ENV BASH_ENV
+unset CDPATH ENV BASH_ENV BATCH_CALL
 L='
 '
 say() { printf '%s %s%s\n' "$1" "$2" "$1"; }
@@ -58,14 +58,14 @@ run() {
   { :; } >|"${P}d"
   if [ "$G" ]; then set -- /proc/[0-9]*; o=" $* "; fi
   x=126
-  command eval 'BATCH_CALL=$c "$X" -c "$b" "${X##*/}" "$a" "$w" "$k" </dev/null; x=$?' 2>/dev/null
+  command eval 'BATCH_CALL=$c "$X" -c "$b" "$X" "$a" "$w" "$k" </dev/null; x=$?' 2>/dev/null
   if [ "$G" ]; then set -- /proc/[0-9]*; [ "$o" = " $* " ] || census "$@"; fi
   while IFS= read -r y; do D=$D$y$L; done <"${P}d"
   say "$e" "$x $v $D"
 } 2>/dev/null
 start() {
   e=$2
-  BATCH_CALL=$1 "$X" -c "$3" "${X##*/}" "$4" "$5" "$6"
+  BATCH_CALL=$1 "$X" -c "$3" "$X" "$4" "$5" "$6"
   say "$e" "$?"
   while read -r y; do :; done
   exit
@@ -145,13 +145,14 @@ del() {
 """
 
 _BEGIN = r"""
-X=$(command -v bash || command -v sh)
-N=$(export -p | while IFS= read -r y; do
-  y=${y#export }; y=${y#declare -x }; y=${y%%=*}
-  case $y in PATH|''|*[!A-Za-z0-9_]*|[0-9]*) ;; *) printf '%s ' "$y";; esac
-done)
+X=sh N=
+command -v bash >/dev/null && X=bash
 [ -d "$D" ] || mkdir -p -- "$D"
 cd -- "$D" && pwd >|"${P}d" && export -p >|"${P}0" && x=0
+while IFS= read -r y; do
+  y=${y#export }; y=${y#declare -x }; y=${y%%=*}
+  case $y in PATH|''|*[!A-Za-z0-9_]*|[0-9]*) ;; *) N="$N $y";; esac
+done <"${P}0"
 IFS= read -r y <"${P}d"
 """
 

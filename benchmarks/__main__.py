@@ -1,0 +1,75 @@
+"""`python -m benchmarks`: measures the program, prints the figures beside their targets, writes them as JSON."""
+
+import argparse
+import importlib
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.bench import Bench
+from benchmarks.place import ROOT
+from benchmarks.report import Figure, as_json, lines, machine
+from benchmarks.sizes import FULL, NORMAL, QUICK, Sizes
+
+FIGURES = ("cpu", "wall", "in_flight", "memory", "start", "commands", "journal", "stream")
+"""Modules of `benchmarks.figures`, in the order in which they are taken."""
+BROKEN = "broken:"
+
+
+def main(argv: Sequence[str]) -> int:
+    """1 if something could not be measured because it broke."""
+    options = _options(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, what was written is removed
+    about: dict[str, object] = {"taken_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "machine": machine()}
+    began = time.monotonic()
+    figures = _measured(options.only or FIGURES, Bench(_sizes(options)))
+    about |= {"seconds": round(time.monotonic() - began, 1), "load_afterwards": machine()["load"]}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_bytes(as_json(figures, about))
+    _say(*lines(figures), f"{options.json} has them as JSON; {about['machine']}, {about['seconds']} s")
+    return int(any(figure.name.startswith(BROKEN) for figure in figures))
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="a million rows where it is a hundred thousand")
+    size.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
+    parser.add_argument("--only", nargs="+", choices=FIGURES, metavar="NAME", help=f"of {', '.join(FIGURES)}")
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / "build" / "bench.json", help="where to write them (%(default)s)"
+    )
+    return parser.parse_args(argv)
+
+
+def _sizes(options: argparse.Namespace) -> Sizes:
+    return FULL if options.full else QUICK if options.quick else NORMAL
+
+
+def _measured(names: Sequence[str], bench: Bench) -> list[Figure]:
+    figures = []
+    for figure in (figure for name in names for figure in _of(name, bench)):
+        _say(*list(lines([figure]))[1:])
+        figures.append(figure)
+    return figures
+
+
+def _of(name: str, bench: Bench) -> Iterator[Figure]:
+    """A module's figures; a run that breaks costs no others."""
+    try:
+        yield from importlib.import_module(f"benchmarks.figures.{name}").measure(bench)
+    except (RuntimeError, OSError) as broken:
+        yield Figure(name=f"{BROKEN} {name}", value=None, unit="", note=str(broken))
+
+
+def _say(*texts: str) -> None:
+    for text in texts:
+        sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,227 @@
+"""A fake OpenAI-compatible endpoint that costs about 0.1 ms a request, so that it is not what is measured.
+
+A process of its own: `python -m benchmarks.endpoint LATENCY` prints its base_url, and on SIGTERM what it saw, as JSON.
+HTTP/1.1 with kept connections, by hand; all answers are made beforehand. A conversation gets `CALLS - 1` terminal calls
+(`COMMAND`), one a turn, then the answer; each reply has about 40 words of reasoning and text, and usage. Which turn it
+is follows from the number of assistant messages in the request. Everything else of a request is ignored.
+"""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from array import array
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from msgspec import Struct
+
+from benchmarks.place import ROOT
+
+CALLS = 5  # model calls of one prompt
+COMMAND = "echo the quick brown fox"
+SLICES = 100  # of the time between the first request and the last answer
+KEPT_CHANGES = 2_000_000
+
+_ASSISTANT = re.compile(rb'"role":\s*"assistant"')
+_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
+_REASONING = (
+    "The task asks for several small steps, and this one comes next; the output so far looks as it should, nothing "
+    "failed, so I go on with the plan as it stands and look at what the command prints."
+)
+_TEXT = "Running the next step now."
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """What the endpoint saw. Times are monotonic seconds, 0 without a request; `in_flight` are means over SLICES equal
+    parts of the time from the first request to the last answer."""
+
+    requests: int
+    peak: int
+    first: float
+    last: float
+    cpu_seconds: float
+    body_bytes: int
+    connections: int
+    in_flight: list[float]
+
+    @property
+    def span(self) -> float:
+        """Seconds from the first request to the last answer."""
+        return self.last - self.first
+
+
+class Endpoint:
+    """Answers, and counts what was asked."""
+
+    def __init__(self, latency: float) -> None:
+        self.latency = latency
+        self.connections = 0
+        self._answers = [_http(_completion(turn)) for turn in range(1, CALLS + 1)]
+        self._bytes = 0
+        self._requests = 0
+        self._now = 0
+        self._peak = 0
+        self._times = array("d")
+        self._counts = array("i")
+
+    def answer(self, body: bytes) -> bytes:
+        """The answer to a request that came just now. `sent` is to be called when it goes out."""
+        self._requests += 1
+        self._bytes += len(body)
+        self._note(1)
+        return self._answers[min(len(_ASSISTANT.findall(body)), CALLS - 1)]
+
+    def sent(self) -> None:
+        """A request has its answer."""
+        self._note(-1)
+
+    def seen(self) -> Seen:
+        """Everything so far."""
+        return Seen(
+            requests=self._requests,
+            peak=self._peak,
+            first=self._times[0] if self._times else 0.0,
+            last=self._times[-1] if self._times else 0.0,
+            cpu_seconds=time.process_time(),
+            body_bytes=self._bytes,
+            connections=self.connections,
+            in_flight=slices(self._times, self._counts),
+        )
+
+    def _note(self, change: int) -> None:
+        self._now += change
+        self._peak = max(self._peak, self._now)
+        if len(self._times) < KEPT_CHANGES:
+            self._times.append(time.monotonic())
+            self._counts.append(self._now)
+
+
+def slices(times: "array[float]", counts: "array[int]") -> list[float]:
+    """Mean of a step function over SLICES equal parts of its time; `counts[i]` holds from `times[i]` on."""
+    if len(times) < 2 or times[-1] <= times[0]:
+        return []
+    width = (times[-1] - times[0]) / SLICES
+    areas = [0.0] * SLICES
+    for (begin, end), count in zip(pairwise(times), counts, strict=False):
+        first, last = (min(int((at - times[0]) / width), SLICES - 1) for at in (begin, end))
+        for place in range(first, last + 1):
+            low, high = times[0] + place * width, times[0] + (place + 1) * width
+            areas[place] += count * max(0.0, min(end, high) - max(begin, low))
+    return [area / width for area in areas]
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection. Requests that come together are answered in turn."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._buffer = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of asyncio.Protocol."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._endpoint.connections += 1
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol."""
+        self._buffer += data
+        while (head := self._buffer.find(b"\r\n\r\n")) >= 0:
+            found = _LENGTH.search(self._buffer, 0, head + 2)
+            end = head + 4 + (int(found[1]) if found else 0)
+            if len(self._buffer) < end:
+                return
+            self._take(self._buffer[head + 4 : end])
+            self._buffer = self._buffer[end:]
+
+    def _take(self, body: bytes) -> None:
+        answer = self._endpoint.answer(body)
+        if self._endpoint.latency:
+            asyncio.get_running_loop().call_later(self._endpoint.latency, self._send, answer)
+        else:
+            self._send(answer)
+
+    def _send(self, answer: bytes) -> None:
+        self._endpoint.sent()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(answer)
+
+
+def _http(body: bytes) -> bytes:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _completion(turn: int) -> bytes:
+    message: dict[str, Any] = {"role": "assistant", "content": _TEXT, "reasoning_content": _REASONING}
+    if turn < CALLS:
+        function = {"name": "terminal", "arguments": json.dumps({"command": COMMAND})}
+        message["tool_calls"] = [{"id": f"call_{turn}", "type": "function", "function": function}]
+    reason = "tool_calls" if turn < CALLS else "stop"
+    reply = {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "bench",
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+        "usage": {"prompt_tokens": 1000, "completion_tokens": 60, "total_tokens": 1060},
+    }
+    return json.dumps(reply).encode()
+
+
+class EndpointProcess:
+    """The endpoint, running as a process; `seen` is there once it has ended."""
+
+    def __init__(self, latency: float = 0.0) -> None:
+        self.url = ""
+        self._latency = latency
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen: Seen | None = None
+
+    @property
+    def seen(self) -> Seen:
+        """After the end."""
+        assert self._seen is not None, "the endpoint still runs"
+        return self._seen
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "benchmarks.endpoint", str(self._latency)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)  # noqa: S603 - our own words
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().decode().strip()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        out, _ = self._process.communicate(timeout=30)
+        self._seen = msgspec.json.decode(out, type=Seen)
+
+
+async def serve(latency: float) -> None:
+    """Until SIGTERM."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the whole group; our parent ends us
+    endpoint = Endpoint(latency)
+    server = await loop.create_server(lambda: Connection(endpoint), "127.0.0.1", 0, backlog=4096)
+    port = server.sockets[0].getsockname()[1]
+    sys.stdout.write(f"http://127.0.0.1:{port}/v1\n")
+    sys.stdout.flush()
+    await stopped.wait()
+    server.close()
+    sys.stdout.write(msgspec.json.encode(endpoint.seen()).decode())
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(float(sys.argv[1])))

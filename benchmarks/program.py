@@ -1,0 +1,88 @@
+"""The measured program: its dataset, its flags, and whether it did all its work."""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from benchmarks.endpoint import CALLS, EndpointProcess, Seen
+from benchmarks.place import ROOT, surroundings
+from benchmarks.sizes import Load
+from benchmarks.tree import LIMIT, Cost, Sample, sampled
+
+WORKERS = 2
+
+
+class Done(Struct, frozen=True):
+    """A run that came to its end, and what the endpoint saw of it."""
+
+    cost: Cost
+    seen: Seen
+    samples: list[Sample]
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for one run."""
+    folder = Path(tempfile.mkdtemp(prefix="batch-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def write_prompts(path: Path, count: int) -> Path:
+    """A dataset of different prompts."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            prompt = f"Task {number}: run the command a few times, look at what it prints, then say what you saw."
+            file.write(json.dumps({"prompt": prompt}) + "\n")
+    return path
+
+
+def command(dataset: Path, *flags: str, concurrency: int = 16, backend: str = "local") -> list[str]:
+    """The program on a dataset; its run directory is `run` beside the dataset."""
+    return [
+        sys.executable,
+        str(ROOT / "batch_runner.py"),
+        f"--dataset_file={dataset}",
+        f"--output={dataset.parent / 'run'}",
+        f"--container_backend={backend}",
+        f"--num_workers={WORKERS}",
+        f"--concurrency={concurrency}",
+        "--enabled_toolsets=terminal",
+        *flags,
+    ]
+
+
+def run(load: Load, *, interval: float = LIMIT) -> Done:
+    """The program, start to end, against an endpoint of its own. RuntimeError if it did not do all that it should."""
+    with scratch() as folder:
+        dataset = write_prompts(folder / "prompts.jsonl", load.prompts)
+        with EndpointProcess(load.latency) as endpoint:
+            words = command(dataset, "--model=bench", f"--base_url={endpoint.url}", concurrency=load.concurrency)
+            cost, samples = sampled(words, folder, surroundings(folder), interval)
+        check(cost, folder / "run", load.prompts)
+        if endpoint.seen.requests != CALLS * load.prompts:
+            raise RuntimeError(f"{endpoint.seen.requests} requests for {load.prompts} prompts of {CALLS} calls each")
+    return Done(cost, endpoint.seen, samples)
+
+
+def check(cost: Cost, directory: Path, rows: int) -> None:
+    """A figure of a run that did not do its work would be none."""
+    if cost.code:
+        raise RuntimeError(f"the program ended with {cost.code}:\n{cost.output[-4000:]}")
+    with (directory / "trajectories.jsonl").open("rb") as lines:
+        kept = sum(1 for _ in lines)
+    if kept != rows:
+        raise RuntimeError(f"{kept} trajectories of {rows} rows:\n{cost.output[-4000:]}")
+
+
+def peak(sizes: Sequence[int]) -> int:
+    """The largest, 0 of none."""
+    return max(sizes, default=0)

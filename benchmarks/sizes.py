@@ -1,0 +1,54 @@
+"""How much of everything is run: enough for steady figures, little enough for a coffee."""
+
+from msgspec import Struct
+
+
+class Load(Struct, frozen=True):
+    """One run against the endpoint: `prompts` is a multiple of `concurrency`, so that the ideal is a whole number of
+    rounds."""
+
+    latency: float
+    concurrency: int
+    prompts: int
+
+
+class Sizes(Struct, frozen=True, kw_only=True):
+    """See `FIGURES` for what each is for."""
+
+    cpu_prompts: int = 1000
+    cpu_rounds: int = 3
+    loads: tuple[Load, ...] = (
+        Load(0.0, 1, 200),
+        Load(0.0, 16, 800),
+        Load(0.0, 100, 800),
+        Load(0.0, 400, 800),
+        Load(0.2, 1, 8),
+        Load(0.2, 16, 160),
+        Load(0.2, 100, 1000),
+        Load(0.2, 400, 1600),
+        Load(2.0, 1, 2),
+        Load(2.0, 16, 32),
+        Load(2.0, 100, 200),
+        Load(2.0, 400, 800),
+    )
+    memory_latency: float = 2.0
+    memory_concurrency: tuple[int, int] = (16, 400)
+    starts: int = 7
+    commands: int = 300
+    journals: tuple[int, ...] = (10_000, 100_000)
+    stream: tuple[int, int] = (1_000, 100_000)
+
+
+NORMAL = Sizes()
+FULL = Sizes(journals=(10_000, 1_000_000), stream=(1_000, 1_000_000))
+QUICK = Sizes(
+    cpu_prompts=8,
+    cpu_rounds=1,
+    loads=(Load(0.05, 4, 8),),
+    memory_latency=0.3,
+    memory_concurrency=(2, 6),
+    starts=1,
+    commands=5,
+    journals=(200,),
+    stream=(10, 100),
+)

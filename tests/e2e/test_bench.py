@@ -1,0 +1,150 @@
+"""`python -m benchmarks`: every figure is produced, and is what it says it is. Nothing is said about how fast."""
+
+import json
+import subprocess
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.row import decode_row
+from benchmarks.__main__ import FIGURES
+from benchmarks.endpoint import CALLS, SLICES, slices
+from benchmarks.figures.journal import BATCH, write_run
+from benchmarks.place import ROOT, surroundings
+from benchmarks.report import Figure, lines
+from benchmarks.sizes import QUICK
+from benchmarks.tree import measure
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
+    """One quick pass: its JSON, its table, its temporary folder."""
+    folder = tmp_path_factory.mktemp("bench")
+    file = folder / "out" / "bench.json"
+    words = [sys.executable, "-m", "benchmarks", "--quick", "--json", str(file)]
+    done = subprocess.run(
+        words, cwd=ROOT, env=surroundings(folder), capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_bytes()), done.stdout, folder
+
+
+def by_name(found: dict[str, Any], start: str) -> dict[str, Any]:
+    """The one figure whose name begins so."""
+    (figure,) = [figure for figure in found["figures"] if figure["name"].startswith(start)]
+    assert isinstance(figure, dict)
+    return figure
+
+
+def test_every_figure_is_there(passed: tuple[dict[str, Any], str, Path]) -> None:
+    found, table, _ = passed
+    starts = [
+        "CPU per model call",
+        "the same against the bare loop, default",
+        "the same against the bare loop, aiohttp",
+    ]
+    starts += ["wall time, 50 ms, 4 at once", "in flight, 50 ms, 4 at once"]
+    starts += ["memory of a worker, 2 at once", "memory of a worker, 6 at once", "memory per prompt in flight"]
+    starts += ["start to first request", "one terminal command, local", "one terminal command, bubblewrap"]
+    starts += ["one terminal command, docker", "scan of the journal", "merge", "resume with nothing left"]
+    starts += ["prompts streamed", "growth of the parent"]
+    assert len(found["figures"]) == len(starts)
+    for start in starts:
+        figure = by_name(found, start)
+        assert figure["value"] is not None, figure
+        assert figure["name"] in table
+    assert len(found["machine"]["load"]) == 3
+
+
+def test_figures_are_what_they_say(passed: tuple[dict[str, Any], str, Path]) -> None:
+    found, _, _ = passed
+    cpu = by_name(found, "CPU per model call")
+    bare = by_name(found, "the same against the bare loop, default")
+    assert 0 < cpu["values"]["endpoint_ms_per_call"] < cpu["value"]
+    assert bare["value"] == pytest.approx(cpu["value"] / bare["values"]["bare_ms"])
+    wall = by_name(found, "wall time")
+    (load,) = QUICK.loads
+    assert wall["values"]["ideal_seconds"] == load.prompts * CALLS * load.latency / load.concurrency
+    assert wall["values"]["seconds"] > wall["values"]["ideal_seconds"]
+    assert wall["values"]["peak_in_flight"] == load.concurrency
+    flight = by_name(found, "in flight")
+    assert 0 < flight["value"] <= 100
+    assert 0 < max(flight["values"]["tenths"]) <= load.concurrency
+    memory = by_name(found, "memory of a worker, 6")
+    assert 10 < memory["value"] < 500
+    assert memory["values"]["sandbox_processes"] > 0
+    assert 0 < by_name(found, "start to first")["value"] < wall["values"]["seconds"]
+    assert by_name(found, "merge")["value"] > 0
+
+
+def test_nothing_is_left(passed: tuple[dict[str, Any], str, Path]) -> None:
+    _, _, folder = passed
+    assert list((folder / "temp").iterdir()) == []
+
+
+def test_one_figure_alone(tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    words = [sys.executable, "-m", "benchmarks", "--quick", "--only", "start", "--json", str(file)]
+    subprocess.run(words, cwd=ROOT, env=surroundings(tmp_path), check=True, stdout=subprocess.DEVNULL, timeout=60)
+    assert [figure["name"] for figure in json.loads(file.read_bytes())["figures"]] == ["start to first request"]
+    assert "start" in FIGURES
+
+
+BURN = "import time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
+
+
+def test_cpu_of_children_that_nobody_waits_for_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "burn.py").write_text(BURN.format(0.3))
+    (tmp_path / "orphans.py").write_text(
+        "import subprocess, sys\n"
+        "child = 'import subprocess, sys; subprocess.Popen([sys.executable, \"burn.py\"])'\n"
+        "subprocess.Popen([sys.executable, '-c', child]).wait()\n" + BURN.format(0.1)
+    )
+    cost = measure([sys.executable, "orphans.py"], tmp_path, surroundings(tmp_path))
+    assert cost.code == 0, cost.output
+    assert cost.cpu >= 0.4
+    assert cost.began <= time.monotonic() - cost.seconds
+
+
+def test_exit_code_and_output_are_told(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import sys; print('gone wrong', file=sys.stderr); sys.exit(3)"]
+    cost = measure(words, tmp_path, surroundings(tmp_path))
+    assert (cost.code, cost.output) == (3, "gone wrong\n")
+
+
+def test_means_over_time() -> None:
+    means = slices(array("d", [10.0, 10.5, 11.0]), array("i", [4, 2, 0]))
+    assert len(means) == SLICES
+    assert means[: SLICES // 2] == pytest.approx([4.0] * (SLICES // 2))
+    assert means[SLICES // 2 :] == pytest.approx([2.0] * (SLICES // 2))
+    assert slices(array("d", [1.0]), array("i", [1])) == []
+
+
+def test_generated_runs_have_whole_rows(tmp_path: Path) -> None:
+    size = write_run(tmp_path, 25)
+    files = sorted((tmp_path / "run").iterdir())
+    assert [len(file.read_bytes().splitlines()) for file in files] == [BATCH, BATCH, 25 - 2 * BATCH]
+    assert size == sum(file.stat().st_size for file in files)
+    assert {decode_row(line).row_key for file in files for line in file.read_bytes().splitlines()} == {
+        f"id:r{number}" for number in range(25)
+    }
+
+
+def test_the_table_tells_what_was_met() -> None:
+    figures = [
+        Figure(name="a", value=1.0, unit="s", target=1.2),
+        Figure(name="b", value=100.0, unit="MB/s", target=150, at_least=True),
+        Figure(name="c", value=None, unit="ms", target=6, note="no engine"),
+        Figure(name="d", value=12.34, unit="%"),
+    ]
+    assert [figure.met for figure in figures] == [True, False, None, None]
+    assert [line.split() for line in lines(figures)][1:] == [
+        ["a", "1", "s", "≤", "1.20", "s", "yes"],
+        ["b", "100", "MB/s", "≥", "150", "MB/s", "NO"],
+        ["c", "not", "measured", "≤", "6", "ms", "no", "engine"],
+        ["d", "12.3", "%"],
+    ]

@@ -1,0 +1,183 @@
+"""Ctrl-C and SIGTERM: bounded, nothing left behind, and the printed command goes on with the run."""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.bench import STEP, Bench, ids, prompts
+from tests.e2e.program import ROOT, Program, environment, merged, wait_until
+from tests.endpoint import EndpointProcess, tool_call
+
+SECONDS = "31.4159"  # no other process sleeps so long
+WAITING = {
+    "reasoning_content": "So.",
+    "tool_calls": [tool_call("terminal", {"command": f"echo begun; sleep {SECONDS} & sleep {SECONDS}"})],
+}
+COMMAND = {"message": WAITING, "turn": 1, "prompt": "row [23]"}
+"""Two of four rows run a command that does not end by itself."""
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[EndpointProcess]:
+    with EndpointProcess(calls=1, latency=0.02) as process:
+        yield process
+
+
+@pytest.fixture
+def bench(tmp_path: Path, endpoint: EndpointProcess) -> Bench:
+    return Bench(tmp_path, endpoint, prompts(4))
+
+
+def sleepers() -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", SECONDS]]
+
+
+def assert_nothing_is_left(bench: Bench, program: Program) -> None:
+    assert not sleepers()
+    assert not bench.sandboxes()
+    wait_until(lambda: not program.tree(), 2)  # the fork server hears of its parent's end by a pipe
+
+
+def command_after_interrupt(out: str) -> list[str]:
+    """The last line printed, as a shell would read it."""
+    words = shlex.split(out.splitlines()[-1])
+    assert words[-1] == "--resume", out
+    return words
+
+
+def resume(bench: Bench, out: str) -> None:
+    subprocess.run(
+        command_after_interrupt(out),
+        cwd=bench.folder if Path(command_after_interrupt(out)[1]).is_absolute() else ROOT,
+        env=environment(bench.folder, TMPDIR=str(bench.temp)),
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("whom", ["group", "parent"])
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_one_signal_saves_running_rows_when_their_call_returns(
+    number: int, code: int, whom: str, workers: str, bench: Bench
+) -> None:
+    bench.settings |= {"num_workers": workers, "batch_size": "1", "concurrency": "2"}
+    bench.endpoint.set_rules([{"delay": 1, "turn": 2}])
+    with bench.start() as program:
+        wait_until(lambda: bench.asked().total() == 4)  # two rows, each in its second call
+        (program.interrupt if whom == "group" else program.process.send_signal)(number)
+        found, out, err = program.end(20)
+        assert found == code, out + err
+        assert_nothing_is_left(bench, program)
+    rows = bench.journal()
+    # their call returned after the signal and was their last one
+    assert [row["status"] for row in rows] == ["completed"] * 2, rows
+    checkpoint = bench.read("checkpoint.json")
+    assert (checkpoint["completed_tasks"], checkpoint["pending_tasks"], checkpoint["total_tasks"]) == (2, 2, 4)
+    assert len(merged(bench.directory)) == 2
+    assert bench.read("run.json")["invocations"][-1]["end"] == "interrupt"
+    resume(bench, out)
+    assert ids(merged(bench.directory)) == [f"row{row}" for row in range(4)]
+    assert set(bench.asked().values()) == {2}
+
+
+def test_stopped_rows_are_saved_and_are_no_attempt(bench: Bench) -> None:
+    bench.settings |= {"max_attempts": "1"}
+    bench.endpoint.set_rules([{"delay": 1, "turn": 1, "message": STEP}])
+    with bench.start() as program:
+        wait_until(lambda: bench.asked().total() == 4)
+        program.interrupt()
+        found, out, err = program.end(20)
+        assert found == 130, out + err
+        assert_nothing_is_left(bench, program)
+    rows = bench.journal()
+    assert {(row["status"], row["reason"], row["attempt"]) for row in rows} == {("stopped", "interrupt", 1)}
+    assert all(row["conversations"][-1]["from"] == "tool" for row in rows)  # what had happened is kept
+    assert all(row["usage"]["total_tokens"] == 110 for row in rows)
+    assert not merged(bench.directory)
+    assert bench.read("checkpoint.json")["pending_tasks"] == 4
+    bench.endpoint.set_rules([])
+    resume(bench, out)
+    assert sorted(row["attempt"] for row in bench.journal()) == [1] * 8
+    assert ids(merged(bench.directory)) == [f"row{row}" for row in range(4)]
+    assert bench.read("metrics.json")["usage"]["total_tokens"] == 4 * 330
+
+
+@pytest.mark.parametrize("backend", ["local", "bubblewrap"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_two_signals_cut_off_what_runs_at_once(number: int, backend: str, bench: Bench) -> None:
+    bench.settings["container_backend"] = backend
+    bench.endpoint.set_rules([COMMAND])
+    with bench.start() as program:
+        wait_until(lambda: len(bench.ended()) == 2 and len(sleepers()) == 4)
+        program.interrupt(number)
+        time.sleep(0.3)
+        assert sleepers()  # one signal lets a command go on
+        began = time.monotonic()
+        program.interrupt(number)
+        found, out, err = program.end(20)
+        assert time.monotonic() - began < 6
+        assert found == 128 + number, out + err
+        assert_nothing_is_left(bench, program)
+    ends = {row["task_id"]: row["status"] for row in bench.journal()}
+    assert ends == {"row0": "completed", "row1": "completed", "row2": "stopped", "row3": "stopped"}
+    bench.endpoint.set_rules([])
+    resume(bench, out)
+    assert len(merged(bench.directory)) == 4
+
+
+def test_one_signal_waits_no_longer_than_its_grace(bench: Bench) -> None:
+    bench.endpoint.set_rules([{**COMMAND, "prompt": "row 3"}, {"prompt": "row 2", "stall": True}])
+    with bench.start() as program:
+        wait_until(lambda: len(bench.ended()) == 2 and len(sleepers()) == 2)
+        began = time.monotonic()
+        program.interrupt()
+        found, _, err = program.end(60)
+        assert 29 < time.monotonic() - began < 40
+        assert found == 130, err
+        assert_nothing_is_left(bench, program)
+    assert {row["status"] for row in bench.journal() if row["task_id"] in ("row2", "row3")} == {"stopped"}
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.15, 0.4, 0.8])
+def test_a_signal_while_the_run_starts_ends_it_without_a_traceback(moment: float, bench: Bench) -> None:
+    with bench.start() as program:
+        wait_until(bench.directory.exists)
+        time.sleep(moment)
+        program.interrupt()
+        found, out, err = program.end(20)
+        assert "Traceback" not in err
+        assert "File " not in err
+        assert found in (130, 0), out + err
+        assert_nothing_is_left(bench, program)
+    bench.finish("--resume")
+    assert len(merged(bench.directory)) == 4
+
+
+def test_a_command_in_a_sandbox_can_be_interrupted(bench: Bench) -> None:
+    command = "python3 -c 'import os, signal; os.kill(os.getpid(), signal.SIGINT)' 2>&1 | grep -c KeyboardInterrupt"
+    call = tool_call("terminal", {"command": command})
+    bench.endpoint.set_rules([{"turn": 1, "message": {"reasoning_content": "So.", "tool_calls": [call]}}])
+    bench.finish("--max_samples=1")
+    (row,) = bench.journal()
+    assert '"output":"1' in row["conversations"][3]["value"].replace(" ", "")
+
+
+def test_json_summary_keeps_the_command_off_stdout(bench: Bench) -> None:
+    bench.endpoint.set_rules([{"delay": 1}])
+    with bench.start("--json_summary") as program:
+        wait_until(bench.asked)
+        program.interrupt()
+        _, out, err = program.end(20)
+    assert out.lstrip().startswith("{")
+    assert "--resume" not in out.splitlines()[-1]
+    assert err.splitlines()[-1].endswith("--resume")
+    assert os.linesep not in err.splitlines()[-1]
