@@ -1,8 +1,12 @@
 """Batch runner: a file of prompts in, trajectories of tool-using agents out. `python batch_runner.py --help`."""
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 from agent.errors import RunStopped
 from agent.faults import Fault, attempted
@@ -12,7 +16,30 @@ from batch.progress import plain, print_lines
 from batch.settings import load_settings
 from tools.errors import UsageProblem
 
-USAGE, STOPPED, FAULT, INTERRUPTED = 2, 3, 70, 130
+USAGE, STOPPED, FAULT, INTERRUPTED, TERMINATED = 2, 3, 70, 130, 143
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM where Ctrl-C would raise KeyboardInterrupt: before and after the work, which answers both itself."""
+
+
+def _terminated(_number: int, _frame: object) -> NoReturn:
+    raise _Terminated
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _be_silent() -> None:
+    """What an interrupt left half begun (an event loop, a coroutine) would complain of it at its end."""
+    sys.unraisablehook = lambda _: None
+    warnings.simplefilter("ignore")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,12 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_streams()
     words = sys.argv[1:] if argv is None else argv
     try:
-        outcome = attempted(lambda: _invoke(words))
+        with _terminable():
+            outcome = attempted(lambda: _invoke(words))
     except (UsageProblem, RunStopped) as problem:
         print_lines((plain(line) for line in f"error: {problem}".split("\n")), sys.stderr)
         return USAGE if isinstance(problem, UsageProblem) else STOPPED
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        _be_silent()
+        return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
     if isinstance(outcome, Fault):
         print_lines([f"{outcome.trace}{outcome}"], sys.stderr)
         return FAULT

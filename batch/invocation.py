@@ -108,6 +108,9 @@ class Session:
             print_lines([f"error: {self._redactor.text(stop.message)}"], sys.stderr)
             self._print_resume(sys.stderr if self._settings.json_summary else self._out)
             return STOPPED_EARLY
+        except KeyboardInterrupt:  # outside the time in which a signal is answered by saving what runs
+            self._print_resume(sys.stderr if self._settings.json_summary else sys.stdout)
+            raise
 
     def _begin(self) -> tuple[dict[str, Any], JournalIndex]:
         self._mend()

@@ -7,11 +7,13 @@ is run again in a worker that runs nothing else: only a death there is that row'
 
 import asyncio
 import multiprocessing
+import os
 import signal
 import socket
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import msgspec
@@ -40,7 +42,7 @@ from batch.messages import (
     Wire,
     parent_side,
 )
-from batch.worker import Worker, WorkerSpec, worker_main
+from batch.worker import SIGNALS, Worker, WorkerSpec, worker_main
 from tools.errors import UsageProblem
 
 SILENCE = 10.0  # seconds without a heartbeat, with a row past its deadline: the loop is blocked
@@ -48,6 +50,8 @@ STOP_GRACE = 30.0  # seconds that running rows have to come to an end once a sto
 CUT_GRACE = 12.0  # seconds that they have once they were cut off
 EXIT_GRACE = 15.0  # seconds that an idle worker has to close what it opened
 FRUITLESS = 10  # workers in a row that die before they ask for rows: something is wrong with us
+
+LONGEST_TEMPORARY = 70  # bytes of the temporary directory's path that leave room for a socket in it
 
 Key = tuple[str, int]  # row_key, sample_index
 
@@ -303,7 +307,12 @@ class Pool:
 
     def _start_process(self, spec: WorkerSpec, theirs: socket.socket) -> multiprocessing.process.BaseProcess:
         process = self._context.Process(target=worker_main, args=(msgspec.msgpack.encode(spec), theirs), daemon=False)
-        process.start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # of this thread: a signal to the group must not hit a child
+        try:  # that is not ready for it; the worker unblocks them, the fork server, which must outlive it, never does
+            with _short_temporary_directory():
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         theirs.close()
         return process
 
@@ -410,6 +419,18 @@ class Pool:
                 blocked = now - member.last_beat > SILENCE and min(member.started.values(), default=now) < now
                 if now >= self._kill_at or (blocked and member.process is not None):
                     member.kill()
+
+
+@contextmanager
+def _short_temporary_directory() -> Iterator[None]:
+    """The fork server makes a socket in the temporary directory; the kernel takes 107 bytes for its whole path."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TEMPORARY:
+        tempfile.tempdir = "/tmp"  # noqa: S108 - a folder with a random name is made in it
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 async def _serve_here(spec: WorkerSpec, connection: socket.socket) -> None:

@@ -63,6 +63,7 @@ from tools.environments.table import load_backend
 from tools.errors import UsageProblem
 
 HEARTBEAT = 1.0  # seconds
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # they reach the whole group; the parent tells us what to do
 ORPHAN = 12.0  # seconds that an orphan has to remove its sandboxes: less than a resume waits for it
 OVERRUN = 10.0  # seconds that a row past its deadline is given before it is cancelled, and again before it is left
 
@@ -343,8 +344,9 @@ class _Said(io.TextIOBase):
 
 def worker_main(spec_bytes: bytes, connection: socket.socket) -> None:
     """The entry of a worker process."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent tells us what to do
+    for number in SIGNALS:
         signal.signal(number, _pass_over)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     spec = msgspec.msgpack.decode(spec_bytes, type=WorkerSpec)
     asyncio.run(_serve(spec, connection))
     os._exit(0)  # whatever still hangs must not hold the process

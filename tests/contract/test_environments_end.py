@@ -179,7 +179,7 @@ async def test_many_at_once_leak_nothing(name: str) -> None:
 
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - it counts itself too, both times
     assert await asyncio.gather(*(use(number) for number in range(60))) == [f"{number}\n" for number in range(60)]
-    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - as above
 
 
 def test_removing_a_folder_touches_nothing_beside_it(folder: Path) -> None:

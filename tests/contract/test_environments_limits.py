@@ -68,8 +68,13 @@ async def test_no_network(name: str) -> None:
 
 
 async def test_local_refuses_what_it_cannot_do() -> None:
-    for changes in ({"limits": Limits(network="none")}, {"volumes": ("/usr:/mnt",)}):
-        with pytest.raises(SetupFailed, match="bubblewrap or docker"):
+    refused: list[dict[str, object]] = [
+        {"limits": Limits(network="none")},
+        {"volumes": ("/usr:/mnt",)},
+        {"cwd": "/no/such/place"},
+    ]
+    for changes in refused:
+        with pytest.raises(SetupFailed, match=r"the local backend"):
             async with open_sandbox("local", **changes):
                 pass
 
@@ -100,6 +105,18 @@ async def test_bubblewrap_shows_a_small_view() -> None:
         assert (await sandbox.run("touch /usr/x /etc/x /x", timeout=20)).exit_code == 1
         assert "CapEff:\t0000000000000000" in await printed(sandbox, "cat /proc/self/status")
         assert int(await printed(sandbox, "ls /proc | grep -c '^[0-9]'")) < 12
+
+
+async def test_bubblewrap_makes_a_working_directory_anywhere() -> None:
+    async with open_sandbox("bubblewrap", cwd="/repo/src") as sandbox:
+        assert await printed(sandbox, "touch here; pwd") == "/repo/src\n"
+
+
+async def test_bubblewrap_bears_a_signal_to_every_shell() -> None:
+    async with open_sandbox("bubblewrap") as sandbox:
+        await sandbox.run("export A=1; for p in /proc/[0-9]*; do kill -TERM ${p#/proc/}; done", timeout=20)
+        await sandbox.run("for p in /proc/[0-9]*; do [ $p = /proc/1 ] || kill -TERM ${p#/proc/}; done", timeout=20)
+        assert await printed(sandbox, "echo usable") == "usable\n"
 
 
 async def test_bubblewrap_resolves_no_link_outside(tmp_path: Path) -> None:

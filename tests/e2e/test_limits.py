@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from email.utils import formatdate
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -123,18 +122,6 @@ def test_the_endpoints_wait_is_obeyed(header: str, tmp_path: Path) -> None:
     assert (ran.rows["one"]["requests"], ran.rows["one"]["api_calls"]) == (3, 1)
     assert [later - before >= 1 for before, later in pairwise(times)] == [True, True]
     assert times[-1] - times[0] < 8
-
-
-def test_a_date_to_wait_for_is_obeyed(tmp_path: Path) -> None:
-    at = int(time.time()) + 4
-    due = time.monotonic() + (at - time.time())
-    rules = [{"status": 429, "headers": {"Retry-After": formatdate(at, usegmt=True)}, "times": 1}]
-    with EndpointProcess(rules, calls=0) as endpoint:
-        ran = run_against(endpoint.url, tmp_path, ["one"])
-        times = endpoint.stats()["times"]
-    assert ran.code == 0, ran.err
-    assert times[0] < due, "the run started too late for the date to mean anything"
-    assert times[1] >= due - 0.05
 
 
 def test_many_rows_against_five_requests_a_second(tmp_path: Path) -> None:
@@ -394,11 +381,11 @@ def test_a_refusal_that_quotes_the_key_is_not_passed_on(flags: tuple[str, ...], 
 def test_nobody_there_at_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    began = time.monotonic()
     ran = run_against(f"http://127.0.0.1:{port}/v1", tmp_path, prompts(50))
     assert ran.code == 3, ran.err
-    assert time.monotonic() - began < 7  # 5, and a start on a busy machine
-    assert statuses(ran.rows) <= {"stopped"}
+    assert statuses(ran.rows) == {"stopped"}
+    assert {row["reason"] for row in ran.rows.values()} == {"unreachable"}
+    assert max(row["duration_seconds"] for row in ran.rows.values()) < 6
     assert "connection" in ran.err + ran.out
 
 
@@ -453,7 +440,7 @@ def test_an_endpoint_that_stays_away_stops_the_run(mortal: Mortal, tmp_path: Pat
         began = time.monotonic()
         code, _, err = program.end()
     assert code == 3, err
-    assert 1 < time.monotonic() - began < 10
+    assert time.monotonic() - began > 1.5
     rows = journal(tmp_path / "r")
     assert {row["status"] for row in rows} == {"completed", "stopped"}
     mortal.come_back()

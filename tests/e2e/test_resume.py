@@ -239,8 +239,8 @@ ENDS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 def row_of(name: str) -> dict[str, Any]:
-    more: dict[str, Any] = {"slow": {"timeout_seconds": 1.5}, "setup": {"setup": "exit 3"}}.get(name, {})
-    return {"id": name, "prompt": f"end {name}", "max_turns": 4, **more}
+    more: dict[str, dict[str, Any]] = {"slow": {"timeout_seconds": 1.5}, "setup": {"setup": "exit 3"}}
+    return {"id": name, "prompt": f"end {name}", "max_turns": 4, **more.get(name, {})}
 
 
 def test_every_end_is_repeated_by_its_class_alone(bench: Bench) -> None:
@@ -257,7 +257,7 @@ def test_every_end_is_repeated_by_its_class_alone(bench: Bench) -> None:
     assert {name for name in failed if rows[name]["retryable"]} == {
         n for n, (_, _, by) in ENDS.items() if by == "failed"
     }
-    tried = Counter({name: 1 for name in ENDS})
+    tried = Counter(dict.fromkeys(ENDS, 1))
     for retry in ("none", "failed", "timeout", "incomplete", "all", "failed,timeout"):
         bench.finish("--resume", f"--retry={retry}", code=1)
         classes = set(retry.split(","))

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -251,8 +250,7 @@ def test_setup_files_variables_and_folder_of_a_row(tmp_path: Path) -> None:
     ]
     rules = script("good", command('cat "a b/c.txt" made.txt; echo $COLOUR; pwd'), said("ok"))
     with EndpointProcess(rules) as endpoint:
-        began = time.monotonic()
-        ran = run_against(endpoint.url, tmp_path, rows, "--container_backend=bubblewrap", timeout=30)
+        ran = run_against(endpoint.url, tmp_path, rows, "--container_backend=bubblewrap")
         prompts = endpoint.stats()["prompts"]
     assert ran.code == 1, ran.err
     assert results_of(ran.rows["good"])[0]["output"] == "text\nmade\nblue\n/workspace\n"
@@ -260,7 +258,7 @@ def test_setup_files_variables_and_folder_of_a_row(tmp_path: Path) -> None:
     assert "why" in ran.rows["bad"]["error"]
     slow = [row for row in journal(ran.directory) if row["task_id"] == "slow"]
     assert [(row["error_class"], row["attempt"]) for row in slow] == [("setup_timeout", 1), ("setup_timeout", 2)]
-    assert time.monotonic() - began < 15
+    assert max(row["duration_seconds"] for row in slow) < 10
     assert prompts == {"good": 2}
 
 

@@ -3,9 +3,10 @@
     python -m tests.soak [--seconds 600] [--prompts 2000] [--report FILE.json]
 
 For each backend that works here: the program runs against an endpoint in bad weather while its workers are killed at
-random; when the time is up it is interrupted and resumed, in fair weather, until nothing is pending. Then every row
-must be there once, nothing else must be left, the parent must not have grown, and requests and tokens must be those
-that the endpoint counted. Exits with 1 and says what was wrong otherwise.
+random. Some time later all of it is killed at once, and resumed; when the time is up it is interrupted, and resumed in
+fair weather until nothing is pending. Then every row must be there once, nothing else must be left, the parent must not
+have grown, and requests and tokens must be those that the endpoint counted. Exits with 1 and says what was wrong
+otherwise.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,16 @@ import msgspec
 import psutil
 from msgspec import Struct, field
 
-from tests.e2e.program import Program, journal, merged, write_dataset
+from tests.e2e.program import Program, journal, merged, wait_until, write_dataset
 from tests.endpoint import EndpointProcess
 from tests.soak.account import Account, account, unexplained
 from tests.soak.endpoint import IMPATIENT, Logged
 from tools.environments.cgroup import usable_bases
 
 SHARES = {"bubblewrap": 0.7, "local": 0.15, "docker": 0.15}  # of time and prompts
-STORM = 0.7  # of a backend's time; the rest is for finishing
+STORM, SECOND_STORM = 0.55, 0.15  # of a backend's time; the rest is for finishing
+START_WITHIN = 30.0  # seconds
+DOCKER_FROM = 300.0  # seconds in all: its share of less is over before it has begun
 LOOK = 0.5  # seconds between looks at the processes
 KILL_EVERY = (1.0, 5.0)  # seconds
 PROMPTS_A_SECOND = 10  # what the machine may be able to do, at the most
@@ -112,7 +115,8 @@ class Soak:
         began = time.monotonic()
         self._log.touch()
         with BadWeather(self._log) as endpoint:
-            self._storm(endpoint, time.monotonic() + STORM * self._seconds)
+            self._storm(endpoint, STORM * self._seconds, self._kill_all)
+            self._storm(endpoint, SECOND_STORM * self._seconds, self._interrupt)
             endpoint.set_rules([FAIR])
             self._finish(endpoint)
             self._asks_nothing_more(endpoint)
@@ -136,21 +140,35 @@ class Soak:
         with Program(*self._flags(endpoint), home=self._folder, TMPDIR=str(self._temp)) as program:
             yield program
 
-    def _storm(self, endpoint: EndpointProcess, until: float) -> None:
-        """Until all rows have an end or the time is up."""
+    def _storm(self, endpoint: EndpointProcess, seconds: float, end: Callable[[Program], None]) -> None:
+        """Until all rows have an end or the time, which begins with the first request, is up."""
+        size = self._log.stat().st_size
         with self._program(endpoint) as program:
-            kill_at = time.monotonic() + self._dice.uniform(*KILL_EVERY)
+            wait_until(lambda: self._log.stat().st_size > size or program.process.poll() is not None, START_WITHIN)
+            until, kill_at = time.monotonic() + seconds, self._next_kill()
             while program.process.poll() is None and time.monotonic() < until:
                 time.sleep(LOOK)
                 self._look_at(program)
                 if time.monotonic() >= kill_at:
                     self._kill_a_worker(program)
-                    kill_at = time.monotonic() + self._dice.uniform(*KILL_EVERY)
-            expected: tuple[int, ...] = (0, 1)
+                    kill_at = self._next_kill()
             if program.process.poll() is None:
-                program.interrupt(signal.SIGTERM)
-                expected = (143,)
-            self._ended(program, *expected)
+                end(program)
+            else:
+                self._ended(program, 0, 1)
+
+    def _next_kill(self) -> float:
+        return time.monotonic() + self._dice.uniform(*KILL_EVERY)
+
+    def _kill_all(self, program: Program) -> None:
+        program.kill_all()
+        self.report.kills.append(time.time())
+        program.end(END_WITHIN)
+        self.report.invocations.append(program.process.returncode)
+
+    def _interrupt(self, program: Program) -> None:
+        program.interrupt(signal.SIGTERM)
+        self._ended(program, 143)
 
     def _finish(self, endpoint: EndpointProcess) -> None:
         for _ in range(FINISHES):
@@ -189,7 +207,8 @@ class Soak:
         self._bury()
         with suppress(psutil.Error):
             parent = psutil.Process(program.process.pid)
-            self._samples.append(Sample(parent.memory_info().rss, parent.num_fds()))
+            if not self.report.invocations:
+                self._samples.append(Sample(parent.memory_info().rss, parent.num_fds()))
             sizes = [worker.memory_full_info().pss for worker in program.workers()]
             self.report.worker_mb = max([self.report.worker_mb, *(round(size / 2**20, 1) for size in sizes)])
 
@@ -256,6 +275,8 @@ class Soak:
         self._check_merged()
         self._check_counts(account(rows, self._requests(), self._prompts))
         self._check_parent()
+        if len(self.report.kills) < 2:  # one is the last one's
+            self.report.faults.append("no worker was killed while rows ran")
 
     def _check_rows(self, rows: Sequence[dict[str, Any]]) -> None:
         faults = self.report.faults
@@ -324,13 +345,13 @@ def _cgroup_bases() -> Sequence[Path]:
     return bases.folders if bases else ()
 
 
-def _works(backend: str) -> bool:
+def _works(backend: str, seconds: float) -> bool:
+    if backend == "local" or (backend == "docker" and seconds < DOCKER_FROM):
+        return backend == "local"
     if backend == "bubblewrap":
         command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
     else:
         command = ["docker", "image", "inspect", "python:3.11-slim"]
-    if backend == "local":
-        return True
     return bool(shutil.which(command[0])) and not subprocess.run(command, check=False, capture_output=True).returncode
 
 
@@ -350,7 +371,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path)
     options = parser.parse_args()
     _adopt_orphans()
-    backends = [each for each in options.backends.split(",") if _works(each)]
+    backends = [each for each in options.backends.split(",") if _works(each, options.seconds)]
     whole = sum(SHARES[each] for each in backends)
     prompts = min(options.prompts, int(options.seconds * PROMPTS_A_SECOND))
     reports = []

@@ -50,12 +50,17 @@ class Cgroup(Struct, frozen=True):
         return not left
 
 
+def cgroup_folders(name: str) -> tuple[str, ...]:
+    """Where a group of this name is, or would be; none where this process may make no groups."""
+    bases = usable_bases()
+    return tuple(str(base / name) for base in bases.folders) if bases else ()
+
+
 def make_cgroup(name: str, limits: Limits) -> Cgroup | None:
     """None where this process may make no groups."""
-    bases = usable_bases()
+    bases, folders = usable_bases(), tuple(map(Path, cgroup_folders(name)))
     if bases is None:
         return None
-    folders = tuple(base / name for base in bases.folders)
     try:
         for folder in folders:
             folder.mkdir()

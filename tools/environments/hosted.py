@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from tools.environments.base import EnvironmentSpec, Limits, Owner
-from tools.environments.cgroup import Cgroup, make_cgroup, usable_bases
+from tools.environments.cgroup import Cgroup, cgroup_folders, make_cgroup, usable_bases
 from tools.environments.owner import is_dead
 from tools.environments.pipes import PipeChannel
 from tools.environments.processes import all_pids, kill_call
@@ -28,6 +28,8 @@ from tools.errors import SetupFailed
 
 _PREFIX = "batch-sandbox-"
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
+_RECORD = "owner"
+_NOBODYS = 60.0  # seconds after which a folder without a record is nobody's
 _END_SECONDS = 2.0
 _CLOSE_SECONDS = 10.0
 
@@ -53,23 +55,27 @@ class Host:
     def __init__(self, spec: EnvironmentSpec, token: str, parts: Sequence[str]) -> None:
         self.token = token
         self.limits = spec.limits
-        self.cgroup = make_cgroup(f"batch-{token}", spec.limits)
+        self.cgroup: Cgroup | None = None
         self._made: list[Path] = []
         try:
             self._made += [Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)) for place in _places()]
             self.state, self.folder = self._made[0], self._made[-1]
+            self._write_record(spec)  # all else comes after it: who dies meanwhile leaves nothing that is not in it
+            self.cgroup = make_cgroup(self._group_name(), spec.limits)
             for part in parts:
                 (self.folder / part).mkdir(mode=0o700)
-            self._write_record(spec)
         except OSError as error:
             self.remove()
             raise SetupFailed(f"the sandbox's folder cannot be made: {error}") from None
 
     def _write_record(self, spec: EnvironmentSpec) -> None:
-        folders, cgroup = tuple(map(str, self._made)), self.cgroup.folders if self.cgroup else ()
+        folders, cgroup = tuple(map(str, self._made)), cgroup_folders(self._group_name())
         record = Record(spec.owner, spec.deadline, self.token, folders, cgroup)
         for folder in self._made:
-            (folder / "owner").write_bytes(msgspec.json.encode(record))
+            (folder / _RECORD).write_bytes(msgspec.json.encode(record))
+
+    def _group_name(self) -> str:
+        return f"batch-{self.token}"
 
     def confine(self) -> str:
         """Shell text by which a shell puts itself under the limits; false if it cannot."""
@@ -162,7 +168,8 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes a folder with all in it, whatever modes a sandbox gave it; what cannot be removed stays for `reap`."""
+    """Removes a folder with all in it, whatever modes a sandbox gave it; what cannot be removed stays for `reap`, and so
+    does the record until nothing else is left."""
 
     def unlock(_function: object, path: str, _error: object) -> None:
         for place in {Path(path), Path(path).parent}:
@@ -171,7 +178,14 @@ def remove_tree(folder: Path) -> None:
                     place.chmod(0o700)
 
     for _ in range(3):
-        shutil.rmtree(folder, onerror=unlock)
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry, onerror=unlock)
+                elif entry.name != _RECORD:
+                    Path(entry).unlink()
+            if os.listdir(folder) in ([_RECORD], []):  # noqa: PTH208 - only names
+                shutil.rmtree(folder, onerror=unlock)
         if not folder.exists():
             return
 
@@ -201,7 +215,7 @@ def _stale(folder: Path) -> Record | None:
     try:
         if folder.lstat().st_uid != os.getuid():
             return None
-        record = msgspec.json.decode((folder / "owner").read_bytes(), type=Record)
+        record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError):  # being made or removed just now, or not ours
         return None
     return record if is_dead(record.owner) or record.deadline < time.time() else None

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from tools.environments.base import Environment, EnvironmentSpec
 from tools.environments.channel import Channel, base_variables
@@ -115,6 +116,10 @@ class LocalBackend:
 def _check_spec(spec: EnvironmentSpec) -> None:
     if spec.limits.network == "none":
         raise SetupFailed("the local backend cannot take the network away: choose bubblewrap or docker")
+    if spec.cwd.startswith("/") and not Path(spec.cwd).is_dir():
+        raise SetupFailed(
+            f"working directory {spec.cwd!r}: the local backend makes no directory outside its own folder"
+        )
     if spec.volumes:
         raise SetupFailed("the local backend has no volumes: choose bubblewrap or docker")
 
