@@ -122,7 +122,7 @@ class Session:
         return record, index
 
     def _record(self) -> dict[str, Any]:
-        known = self._directory.read_manifest()
+        known = self._directory.read_manifest() if self._directory.holds_results() else None
         return begun(known, self._invocation(), allow_change=self._settings.allow_config_change)
 
     def _go_on(self, record: dict[str, Any], index: JournalIndex) -> int:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from typing import Protocol
 
 import msgspec
@@ -307,6 +308,7 @@ class Pool:
 
     def _start_process(self, spec: WorkerSpec, theirs: socket.socket) -> multiprocessing.process.BaseProcess:
         process = self._context.Process(target=worker_main, args=(msgspec.msgpack.encode(spec), theirs), daemon=False)
+        resource_tracker.ensure_running()  # would unblock them
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # of this thread: a signal to the group must not hit a child
         try:  # that is not ready for it; the worker unblocks them, the fork server, which must outlive it, never does
             with _short_temporary_directory():

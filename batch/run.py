@@ -228,9 +228,7 @@ class Run:
     def _warn_of_reasoning(self, message: PromptEnded) -> None:
         self._seen[message.has_reasoning] += 1
         if self._seen.total() == REASONING_WARNING and not self._seen[True] and not self._settings.keep_no_reasoning:
-            self.say(
-                f"the first {REASONING_WARNING} rows are discarded: no reasoning (--keep_no_reasoning keeps such)"
-            )
+            self.say(f"the first {REASONING_WARNING} rows are discarded: no reasoning (--keep_no_reasoning keeps such)")
 
     def died(self, batch_num: int, job: Job, cause: str) -> None:
         """See Events."""

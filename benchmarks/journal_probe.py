@@ -13,27 +13,48 @@ from batch.store import RunDirectory
 from batch.summary import SummaryOptions, finalize
 
 
-class Probe(Struct, frozen=True):
-    """Seconds of each step, and the rows in the merged file."""
+class Step(Struct, frozen=True):
+    """What one step took: wall and CPU seconds."""
 
-    dataset_seconds: float
-    scan_seconds: float
-    merge_seconds: float
+    seconds: float
+    cpu_seconds: float
+
+
+class Probe(Struct, frozen=True):
+    """The steps, and the rows in the merged file."""
+
+    dataset: Step
+    scan: Step
+    merge: Step
     rows: int
+
+
+class Clock:
+    """Tells what each step took since the last one."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def step(self) -> Step:
+        """The step that ends now."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        step = Step(wall - self._wall, cpu - self._cpu)
+        self._wall, self._cpu = wall, cpu
+        return step
 
 
 def probe(directory: RunDirectory, dataset_file: str) -> Probe:
     """See the module."""
-    began = time.perf_counter()
+    clock = Clock()
     dataset = open_dataset(dataset_file)
     scan(dataset, lambda names: None)
     order = Selection().order(dataset)
-    read = time.perf_counter()
+    read = clock.step()
     index = scan_journal(directory, dataset, order)
-    scanned = time.perf_counter()
+    scanned = clock.step()
     options = SummaryOptions(run_name="run", distribution="default", model="bench", batch_size=10, duration_seconds=1.0)
     summary = finalize(directory, index, options)
-    return Probe(read - began, scanned - read, time.perf_counter() - scanned, summary.kept)
+    return Probe(read, scanned, clock.step(), summary.kept)
 
 
 if __name__ == "__main__":

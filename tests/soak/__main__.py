@@ -165,6 +165,8 @@ class Soak:
         self.report.kills.append(time.time())
         program.end(END_WITHIN)
         self.report.invocations.append(program.process.returncode)
+        for folder in self._temp.glob("pymp-*"):  # Python's own, of its fork server
+            shutil.rmtree(folder)
 
     def _interrupt(self, program: Program) -> None:
         program.interrupt(signal.SIGTERM)

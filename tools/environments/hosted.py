@@ -178,16 +178,21 @@ def remove_tree(folder: Path) -> None:
                     place.chmod(0o700)
 
     for _ in range(3):
-        with suppress(FileNotFoundError):
-            for entry in os.scandir(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry, onerror=unlock)
-                elif entry.name != _RECORD:
-                    Path(entry).unlink()
-            if os.listdir(folder) in ([_RECORD], []):  # noqa: PTH208 - only names
+        unlock(None, str(folder), None)
+        with suppress(OSError):  # gone, or for the next round
+            for place in folder.iterdir():
+                if place.is_dir() and not place.is_symlink():
+                    shutil.rmtree(place, onerror=unlock)
+                elif not _is_record(place):
+                    place.unlink()
+            if all(map(_is_record, folder.iterdir())):
                 shutil.rmtree(folder, onerror=unlock)
         if not folder.exists():
             return
+
+
+def _is_record(place: Path) -> bool:
+    return place.name == _RECORD
 
 
 def limits_by() -> str:
@@ -207,7 +212,19 @@ def reap_folders() -> int:
     stale = {record.token: record for folder in folders if (record := _stale(folder))}
     for record in stale.values():
         _reap(record)
+    for folder in filter(_is_nobodys, folders):
+        remove_tree(folder)
     return len(stale)
+
+
+def _is_nobodys(folder: Path) -> bool:
+    """Whether its maker died before there was a record."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    old = found.st_uid == os.getuid() and found.st_mtime < time.time() - _NOBODYS
+    return old and not (folder / _RECORD).exists()
 
 
 def _stale(folder: Path) -> Record | None:
