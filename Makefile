@@ -1,16 +1,18 @@
 # make run    installs into .venv and runs the quickstart with the scripted model in a sandbox
 # make test   installs what the tests need, starts the services they use, runs them all
 # make bench  measures speed and size, prints the figures beside their targets
+# make soak   runs 2,000 prompts through bad weather for 10 minutes (SOAK_ARGS="--seconds 60")
 # make check  lint, types, direction of imports
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: run test check bench
+.PHONY: run test check bench soak
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --constraint requirements.lock
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 
 # Debian packages are installed by root only, and only those that are missing; without them less can be done here.
 define apt
@@ -43,6 +45,11 @@ bench: $(VENV)/test.stamp
 	@$(call apt,bubblewrap)
 	@tests/contract/engine.sh || echo "no Docker engine: what a command costs in it is not measured" >&2
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS) </dev/null
+
+soak: $(VENV)/test.stamp
+	@$(call apt,bubblewrap)
+	@tests/contract/engine.sh
+	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 check: $(VENV)/test.stamp
 	@$(BIN)/ruff check

@@ -213,6 +213,7 @@ class Pool:
         self._cut_at = float("inf")
         self._kill_at = float("inf")
         self._context = multiprocessing.get_context("forkserver")
+        self._starting = asyncio.Lock()  # a start changes what is the whole process's
 
     @property
     def running(self) -> int:
@@ -302,7 +303,8 @@ class Pool:
         if self._here:
             member.task = asyncio.create_task(_serve_here(spec, theirs))
         else:
-            member.process = await asyncio.to_thread(self._start_process, spec, theirs)
+            async with self._starting:
+                member.process = await asyncio.to_thread(self._start_process, spec, theirs)
         member.wire.closed.add_done_callback(lambda _: self._note_end(member))
         return member
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-LIMIT = 3600.0  # seconds for one command
+LIMIT = 4 * 3600.0  # seconds for one command
 _FORK_SERVER = "multiprocessing.forkserver"
 
 

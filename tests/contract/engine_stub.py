@@ -19,7 +19,7 @@ ERRORS = {
 
 
 class StubEngine:
-    """Counts pulls; what begins with `slow` never arrives, `flaky:1` arrives at the second try, `cut:1` ends without being there."""
+    """Counts pulls. `slow…` never arrives, `flaky:1` arrives at the second try, `cut:1` ends without being there."""
 
     def __init__(self) -> None:
         self.pulls: list[str] = []

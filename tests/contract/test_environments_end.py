@@ -192,3 +192,25 @@ def test_removing_a_folder_touches_nothing_beside_it(folder: Path) -> None:
     remove_tree(folder / "never")
     assert names(folder) == ["kept"]
     assert [stat.S_IMODE(place.stat().st_mode) for place in (folder, folder / "kept")] == [0o755, 0o755]
+
+
+def test_the_record_stays_with_what_cannot_be_removed(folder: Path) -> None:
+    box = folder / "box"
+    (box / "a").mkdir(parents=True)
+    (box / "owner").write_text("the record")
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(box / "a")], check=True)
+    try:
+        remove_tree(box)
+        assert sorted(names(box)) == ["a", "owner"]
+    finally:
+        subprocess.run(["umount", str(box / "a")], check=True)
+    remove_tree(box)
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize("age", [0, 100])
+async def test_what_died_before_it_had_a_record_is_removed_once_it_is_old(age: int, folder: Path) -> None:
+    bare = Path(tempfile.mkdtemp(prefix="batch-sandbox-"))
+    os.utime(bare, (time.time() - age, time.time() - age))
+    await load_backend("local").reap()
+    assert (bare.name in names(folder)) == (age == 0)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from email.utils import formatdate
 from pathlib import Path
@@ -20,6 +20,7 @@ from agent.models.options import RequestOptions
 from agent.models.providers import Quirks, Target
 from agent.models.table import ModelSpec, open_model
 from agent.types import Message, ToolCall
+from tests.contract.environments import eventually
 from tests.endpoint import Endpoint, EndpointProcess
 from tools.base import ToolSpec
 from tools.errors import UsageProblem
@@ -242,6 +243,26 @@ async def test_the_rows_end_cancels_the_request_and_frees_its_place(chat: Chat) 
         async with request.clock.timeout:
             await model.reply(request)
     assert (await model.reply(asking())).content == "done: hi"
+
+
+def _requests_reach(chat: Chat, number: int) -> Callable[[], Awaitable[bool]]:
+    async def reached() -> bool:
+        return chat.endpoint.stats.requests >= number
+
+    return reached
+
+
+async def test_what_a_cancelled_call_cost_is_told(chat: Chat) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    chat.endpoint.set_rules([{"call": 1, "status": 500}, {"call": 2, "body": {"usage": usage}}, {"stall": True}])
+    request = asking()
+    call = asyncio.create_task(chat.open().reply(request))
+    assert await eventually(_requests_reach(chat, 3))
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (request.tally.spend.requests, request.tally.spend.usage.total_tokens) == (3, 7)
+    assert chat.gate.spent == request.tally.spend
 
 
 # --- rate limits

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from agent.row import decode_row
-from benchmarks.__main__ import FIGURES
 from benchmarks.endpoint import CALLS, SLICES, slices
 from benchmarks.figures.journal import BATCH, write_run
 from benchmarks.place import ROOT, surroundings
 from benchmarks.report import Figure, lines
 from benchmarks.sizes import QUICK
 from benchmarks.tree import measure
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
     file = folder / "out" / "bench.json"
     words = [sys.executable, "-m", "benchmarks", "--quick", "--json", str(file)]
     done = subprocess.run(
-        words, cwd=ROOT, env=surroundings(folder), capture_output=True, text=True, timeout=110, check=False
+        words, cwd=ROOT, env=surroundings(folder), capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(file.read_bytes()), done.stdout, folder
@@ -70,14 +71,14 @@ def test_figures_are_what_they_say(passed: tuple[dict[str, Any], str, Path]) -> 
     (load,) = QUICK.loads
     assert wall["values"]["ideal_seconds"] == load.prompts * CALLS * load.latency / load.concurrency
     assert wall["values"]["seconds"] > wall["values"]["ideal_seconds"]
-    assert wall["values"]["peak_in_flight"] == load.concurrency
+    assert 1 <= wall["values"]["peak_in_flight"] <= load.concurrency
     flight = by_name(found, "in flight")
     assert 0 < flight["value"] <= 100
     assert 0 < max(flight["values"]["tenths"]) <= load.concurrency
     memory = by_name(found, "memory of a worker, 6")
     assert 10 < memory["value"] < 500
     assert memory["values"]["sandbox_processes"] > 0
-    assert 0 < by_name(found, "start to first")["value"] < wall["values"]["seconds"]
+    assert by_name(found, "start to first")["value"] > 0
     assert by_name(found, "merge")["value"] > 0
 
 
@@ -88,10 +89,10 @@ def test_nothing_is_left(passed: tuple[dict[str, Any], str, Path]) -> None:
 
 def test_one_figure_alone(tmp_path: Path) -> None:
     file = tmp_path / "one.json"
-    words = [sys.executable, "-m", "benchmarks", "--quick", "--only", "start", "--json", str(file)]
+    words = [sys.executable, "-m", "benchmarks", "--quick", "--only", "journal", "--json", str(file)]
     subprocess.run(words, cwd=ROOT, env=surroundings(tmp_path), check=True, stdout=subprocess.DEVNULL, timeout=60)
-    assert [figure["name"] for figure in json.loads(file.read_bytes())["figures"]] == ["start to first request"]
-    assert "start" in FIGURES
+    names = [figure["name"] for figure in json.loads(file.read_bytes())["figures"]]
+    assert names == ["scan of the journal, 200 rows", "merge, 200 rows", "resume with nothing left, 200 rows"]
 
 
 BURN = "import time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass\n"

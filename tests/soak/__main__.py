@@ -48,6 +48,7 @@ MAX_MORE_FILES = 8  # descriptors of the parent
 FINISHES = 4
 END_WITHIN = 90.0  # seconds that an interrupted run may take: 30 of grace, 12 to cut, 15 to exit, and a merge
 KNOWN_FILES = ("batch_", "trajectories.jsonl", "statistics.json", "metrics.json", "failures.jsonl", "checkpoint.json")
+KEPT = ("completed", "max_turns", "timeout", "partial")
 MEMORY = Path("/dev/shm")
 FAIR = {
     "message": {"content": "done", "reasoning_content": "So."},
@@ -274,7 +275,7 @@ class Soak:
         rows = journal(self._run)
         self.report.tries = len(rows)
         self._check_rows(rows)
-        self._check_merged()
+        self._check_merged({row["task_id"] for row in rows if row["status"] in KEPT})
         self._check_counts(account(rows, self._requests(), self._prompts))
         self._check_parent()
         if len(self.report.kills) < 2:  # one is the last one's
@@ -295,12 +296,10 @@ class Soak:
         if point["pending_tasks"] or point["completed_tasks"] != len(self._prompts):
             faults.append(f"checkpoint.json: {point['pending_tasks']} pending, {point['completed_tasks']} completed")
 
-    def _check_merged(self) -> None:
+    def _check_merged(self, kept: set[str]) -> None:
         names = [row["task_id"] for row in merged(self._run)]
-        if names != [name for name in self._prompts if name in set(names)]:
-            self.report.faults.append("trajectories.jsonl is not in dataset order, each row once")
-        if len(names) != self.report.prompts - self.report.by_status["discarded"]:
-            self.report.faults.append(f"trajectories.jsonl has {len(names)} rows")
+        if names != [name for name in self._prompts if name in kept]:
+            self.report.faults.append(f"trajectories.jsonl holds {len(names)} rows, not the {len(kept)} kept in order")
 
     def _check_counts(self, found: Account) -> None:
         report, log = self.report, self._requests()

@@ -168,8 +168,8 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes a folder with all in it, whatever modes a sandbox gave it; what cannot be removed stays for `reap`, and so
-    does the record until nothing else is left."""
+    """Removes a folder with all in it, whatever modes a sandbox gave it, the record last; what cannot be removed stays
+    for `reap`."""
 
     def unlock(_function: object, path: str, _error: object) -> None:
         for place in {Path(path), Path(path).parent}:
