@@ -1,6 +1,7 @@
 """The program: one invocation, from settings to exit code."""
 
 import asyncio
+import os
 import platform
 import shlex
 import shutil
@@ -16,6 +17,8 @@ from typing import Any, TextIO
 
 from agent.checkers import judge, load_plugin
 from agent.errors import RunStopped
+from agent.models.providers import API_KEY_VARIABLE
+from agent.models.table import heavy_module
 from agent.outcome import judged, utc_text
 from agent.row import Row, decode_row
 from agent.secrets import redactor_for
@@ -26,6 +29,7 @@ from batch.facts import MergePolicy
 from batch.index import JournalIndex, scan_journal
 from batch.manifest import Invocation, begun, ended, seconds_so_far
 from batch.plan import Plan, finalize_plan, make_plan
+from batch.processes import start_server
 from batch.progress import RunReport, print_lines, print_summary
 from batch.run import Run, count_pending
 from batch.settings import RunSettings, manifest, records_file, resume_command, run_directory
@@ -48,6 +52,8 @@ def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str]) 
 
 
 def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], out: TextIO) -> int:
+    if settings.api_key:
+        os.environ[API_KEY_VARIABLE] = settings.api_key  # workers find it there, as any other key
     directory = RunDirectory(run_directory(settings))
     owner = current_owner(settings.run_name)
     if settings.dry_run:
@@ -56,6 +62,8 @@ def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str],
     try:
         if settings.finalize:
             return Session(finalize_plan(settings, _manifest(directory)), directory, owner, argv, out).finalize()
+        if settings.num_workers:
+            start_server([heavy_module(settings.model)])
         return Session(_planned(settings, environ, directory), directory, owner, argv, out).run()
     finally:
         directory.remove_if_unused()
@@ -126,8 +134,10 @@ class Session:
         return begun(known, self._invocation(), allow_change=self._settings.allow_config_change)
 
     def _go_on(self, record: dict[str, Any], index: JournalIndex) -> int:
-        stopped, signal_code = self._work(index)
-        index.close()
+        pending = count_pending(index, self._settings)
+        if not pending:
+            self._say("nothing is left to run")
+        stopped, signal_code = self._work(index, pending) if pending else (None, 0)
         closed = ended(
             record,
             ended_at=utc_text(time.time()),
@@ -135,7 +145,10 @@ class Session:
             end=stopped.reason if stopped else "finished",
         )
         self._directory.write_manifest(closed)
-        return self._finish(closed, stopped, signal_code)
+        if pending:  # anew, from the journal alone: what --finalize does is what every run does
+            index.close()
+            index = self._scan()
+        return self._finish(closed, index, stopped, signal_code)
 
     def dry_run(self) -> int:
         """Looks at everything, shows what would run."""
@@ -150,7 +163,7 @@ class Session:
     def finalize(self) -> int:
         """Makes the files anew, nothing else."""
         self._mend()
-        return self._finish(_manifest(self._directory), None, 0)
+        return self._finish(_manifest(self._directory), self._scan(), None, 0)
 
     def _mend(self) -> None:
         mending = self._directory.mend()
@@ -197,18 +210,15 @@ class Session:
 
     # --- the work
 
-    def _work(self, index: JournalIndex) -> tuple[RunStopped | None, int]:
+    def _work(self, index: JournalIndex, pending: int) -> tuple[RunStopped | None, int]:
         """Why it stopped early, and a signal's exit code."""
-        pending = count_pending(index, self._settings)
-        if not pending:
-            self._say("nothing is left to run")
-            return None, 0
         done = index.counts().total - pending
         self._say(f"{pending} prompts to run on {self._plan.backend}" + (f", {done} are done" if done > 0 else ""))
         work = Run(
             self._plan,
             self._directory,
             index,
+            pending=pending,
             owner=self._owner,
             redactor=self._redactor,
         )
@@ -217,8 +227,9 @@ class Session:
 
     # --- the files
 
-    def _finish(self, record: Mapping[str, Any], stopped: RunStopped | None, signal_code: int) -> int:
-        index = self._scan()  # anew, from the journal alone: what --finalize does is what every run does
+    def _finish(
+        self, record: Mapping[str, Any], index: JournalIndex, stopped: RunStopped | None, signal_code: int
+    ) -> int:
         summary = finalize(self._directory, index, self._summary_options(record))
         answers = self._answers(index)
         index.close()

@@ -69,7 +69,9 @@ class Finish(Struct, frozen=True, tag=True):
 
 
 class WantBatch(Struct, frozen=True, tag=True):
-    """A slot is free."""
+    """So many slots are free."""
+
+    free: int
 
 
 class PromptStarted(Struct, frozen=True, tag=True):

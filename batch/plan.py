@@ -11,7 +11,7 @@ from msgspec import Struct
 from agent.checkers import Plugin, load_plugin
 from agent.models.gate import RunGate
 from agent.models.options import RequestOptions
-from agent.models.providers import API_KEY_VARIABLE, Target, resolve_targets
+from agent.models.providers import Target, resolve_targets
 from agent.models.table import ModelSpec, is_local, open_model
 from agent.outcome import RolloutPolicy
 from agent.pricing import cost
@@ -48,8 +48,6 @@ async def make_plan(settings: RunSettings, environ: Mapping[str, str], recorded_
 
     `recorded_backend` is the one that a run to be resumed has used so far.
     """
-    if settings.api_key:
-        os.environ[API_KEY_VARIABLE] = settings.api_key  # workers find it there, as any other key
     model = model_spec(settings, os.environ)
     if is_local(settings.model):
         open_model(model, RunGate())  # reads the script or finds the run, so that a bad one is found now

@@ -6,15 +6,12 @@ is run again in a worker that runs nothing else: only a death there is that row'
 """
 
 import asyncio
-import multiprocessing
-import os
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 import msgspec
@@ -43,7 +40,8 @@ from batch.messages import (
     Wire,
     parent_side,
 )
-from batch.worker import SIGNALS, Worker, WorkerSpec, worker_main
+from batch.processes import start_worker
+from batch.worker import Worker, WorkerSpec
 from tools.errors import UsageProblem
 
 SILENCE = 10.0  # seconds without a heartbeat, with a row past its deadline: the loop is blocked
@@ -51,8 +49,6 @@ STOP_GRACE = 30.0  # seconds that running rows have to come to an end once a sto
 CUT_GRACE = 12.0  # seconds that they have once they were cut off
 EXIT_GRACE = 15.0  # seconds that an idle worker has to close what it opened
 FRUITLESS = 10  # workers in a row that die before they ask for rows: something is wrong with us
-
-LONGEST_TEMPORARY = 70  # bytes of the temporary directory's path that leave room for a socket in it
 
 Key = tuple[str, int]  # row_key, sample_index
 
@@ -64,8 +60,9 @@ class InternalFaultError(Exception):
 class Events(Protocol):
     """What the run hears, always in the parent's loop."""
 
-    def next_batch(self, *, single: bool) -> BatchJob | None:
-        """The next rows to run; None when there are none now. `single`: requeued rows, one alone."""
+    def next_batch(self, free: int, *, single: bool) -> BatchJob | None:
+        """The next rows to run, for a worker with so many free slots; None when there are none now. `single`: requeued
+        rows, one alone."""
 
     def ended(self, message: PromptEnded, job: Job | None) -> None:
         """A row is on disk."""
@@ -103,11 +100,11 @@ class Member:
         self.alone = alone
         self.batches: dict[int, dict[Key, Job]] = {}
         self.started: dict[Key, float] = {}  # rows that run, with their deadlines (monotonic)
-        self.wants = False
+        self.wants = 0  # free slots for which it has asked for rows
         self.retiring = False
         self.last_beat = time.monotonic()
         self.was_ready = False
-        self.process: multiprocessing.process.BaseProcess | None = None
+        self.process: BaseProcess | None = None
         self.task: asyncio.Task[None] | None = None
         self._pool = pool
         self._leases: dict[int, Lease] = {}
@@ -120,7 +117,7 @@ class Member:
 
     def give(self, batch: BatchJob) -> None:
         """Sends it rows."""
-        self.wants = False
+        self.wants = 0
         self.batches[batch.batch_num] = {job_key(job): job for job in batch.jobs}
         self.wire.send(batch)
 
@@ -158,7 +155,7 @@ class Member:
             case PromptEnded():
                 self._ended(message)
             case WantBatch():
-                self.wants = self.was_ready = True
+                self.wants, self.was_ready = message.free, True
                 self._pool.feed()
             case Unask():
                 if task := self._asks.pop(message.ask, None):
@@ -212,7 +209,6 @@ class Pool:
         self.started = False  # the first workers are there
         self._cut_at = float("inf")
         self._kill_at = float("inf")
-        self._context = multiprocessing.get_context("forkserver")
         self._starting = asyncio.Lock()  # a start changes what is the whole process's
 
     @property
@@ -278,7 +274,7 @@ class Pool:
                 if not member.busy:
                     self._finish(member)
             elif member.wants:
-                batch = self.events.next_batch(single=member.alone)
+                batch = self.events.next_batch(member.wants, single=member.alone)
                 if batch is not None:
                     member.give(batch)
         self._finish_all_if_done()
@@ -304,21 +300,9 @@ class Pool:
             member.task = asyncio.create_task(_serve_here(spec, theirs))
         else:
             async with self._starting:
-                member.process = await asyncio.to_thread(self._start_process, spec, theirs)
+                member.process = await asyncio.to_thread(start_worker, spec, theirs)
         member.wire.closed.add_done_callback(lambda _: self._note_end(member))
         return member
-
-    def _start_process(self, spec: WorkerSpec, theirs: socket.socket) -> multiprocessing.process.BaseProcess:
-        process = self._context.Process(target=worker_main, args=(msgspec.msgpack.encode(spec), theirs), daemon=False)
-        resource_tracker.ensure_running()  # would unblock them
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # of this thread: a signal to the group must not hit a child
-        try:  # that is not ready for it; the worker unblocks them, the fork server, which must outlive it, never does
-            with _short_temporary_directory():
-                process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        theirs.close()
-        return process
 
     def _finish(self, member: Member) -> None:
         member.wire.send(Finish())
@@ -423,18 +407,6 @@ class Pool:
                 blocked = now - member.last_beat > SILENCE and min(member.started.values(), default=now) < now
                 if now >= self._kill_at or (blocked and member.process is not None):
                     member.kill()
-
-
-@contextmanager
-def _short_temporary_directory() -> Iterator[None]:
-    """The fork server makes a socket in the temporary directory; the kernel takes 107 bytes for its whole path."""
-    before = tempfile.tempdir
-    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TEMPORARY:
-        tempfile.tempdir = "/tmp"  # noqa: S108 - a folder with a random name is made in it
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
 
 
 async def _serve_here(spec: WorkerSpec, connection: socket.socket) -> None:

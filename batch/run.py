@@ -37,6 +37,14 @@ REASONING_WARNING = 20  # ended rows without any reasoning after which the switc
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
+def slots_of(settings: RunSettings, pending: int) -> Sequence[int]:
+    """Prompts in flight for each worker: no more workers than there are batches or slots."""
+    batches = -(-pending // settings.batch_size)
+    workers = max(1, min(settings.num_workers, settings.concurrency, batches))
+    share, more = divmod(settings.concurrency, workers)
+    return [share + (number < more) for number in range(workers)]
+
+
 def count_pending(index: JournalIndex, settings: RunSettings) -> int:
     """Rows and samples that an invocation with these settings runs."""
     return index.count_pending(settings.retry, settings.only_ids, settings.max_attempts)
@@ -51,6 +59,7 @@ class Run:
         directory: RunDirectory,
         index: JournalIndex,
         *,
+        pending: int,
         owner: Owner,
         redactor: Redactor,
     ) -> None:
@@ -64,16 +73,19 @@ class Run:
         self._redactor = redactor
         self._log = RunLog(directory.log_path)
         self._backend = load_backend(plan.backend)
+        self._slots = slots_of(plan.settings, pending)
         self._gate = self._make_gate()
         self._work = Work(
             index.pending(plan.settings.retry, plan.settings.only_ids, plan.settings.max_attempts),
+            total=pending,
             batch_size=plan.settings.batch_size,
             next_number=directory.next_batch_number(),
+            few=plan.settings.batch_size * len(self._slots),
             may_start=self._gate.may_start_row,
         )
         self._progress = Progress(sys.stderr, plan.environ, quiet=plan.settings.quiet)
         self._hook = Hook(plan.on_task_done, directory, self.say) if plan.on_task_done else None
-        self._pool = Pool(self._worker_spec(), self._slots(), self._gate, self, here=plan.settings.num_workers == 0)
+        self._pool = Pool(self._worker_spec(), self._slots, self._gate, self, here=plan.settings.num_workers == 0)
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._checkpointed_at: float | None = None
         self._not_before = 0.0
@@ -129,14 +141,6 @@ class Run:
             owner=self._owner,
             success_checker=self._settings.success_checker,
         )
-
-    def _slots(self) -> Sequence[int]:
-        """Prompts in flight for each worker: no more workers than there are batches or slots."""
-        settings = self._settings
-        batches = -(-count_pending(self._index, settings) // settings.batch_size)
-        workers = max(1, min(settings.num_workers, settings.concurrency, batches))
-        share, more = divmod(settings.concurrency, workers)
-        return [share + (number < more) for number in range(workers)]
 
     async def _reap(self, text: str) -> None:
         removed = await self._backend.reap()
@@ -200,9 +204,9 @@ class Run:
 
     # --- Events
 
-    def next_batch(self, *, single: bool) -> BatchJob | None:
+    def next_batch(self, free: int, *, single: bool) -> BatchJob | None:
         """See Events."""
-        return self._work.next_batch(single=single)
+        return self._work.next_batch(free, single=single)
 
     def ended(self, message: PromptEnded, job: Job | None) -> None:
         """See Events."""

@@ -15,10 +15,19 @@ class Work:
     """Hands out batches, each with a number of its own. `may_start(outstanding)`: the budget's word on one more row."""
 
     def __init__(
-        self, pending: Iterator[Job], *, batch_size: int, next_number: int, may_start: Callable[[int], bool]
+        self,
+        pending: Iterator[Job],
+        *,
+        total: int,
+        batch_size: int,
+        next_number: int,
+        few: int,
+        may_start: Callable[[int], bool],
     ) -> None:
         self.outstanding = 0  # rows handed out that have no end
         self._pending = pending
+        self._left = total  # of `pending`
+        self._few = few
         self._batch_size = batch_size
         self._number = next_number
         self._may_start = may_start
@@ -29,9 +38,11 @@ class Work:
         self._held: Job | None = None  # taken from `pending`, but not started for want of budget
         self.refused = False  # the budget held a row back
 
-    def next_batch(self, *, single: bool) -> BatchJob | None:
-        """Rows for one batch; None when there are none now."""
-        jobs = list(self._suspect()) if single else list(self._take())
+    def next_batch(self, free: int, *, single: bool) -> BatchJob | None:
+        """Rows for one batch; None when there are none now. Where few are left, a worker gets no more than it has free
+        slots: the others have some too."""
+        size = min(self._batch_size, free) if self._left < self._few else self._batch_size
+        jobs = list(self._suspect()) if single else list(self._take(size))
         if not jobs:
             return None
         number, self._number = self._number, self._number + 1
@@ -61,8 +72,8 @@ class Work:
             self.outstanding += 1
             yield self._suspects.popleft()
 
-    def _take(self) -> Iterator[Job]:
-        for _ in range(self._batch_size):
+    def _take(self, size: int) -> Iterator[Job]:
+        for _ in range(size):
             job = self._next()
             if job is None:
                 return
@@ -80,6 +91,7 @@ class Work:
         if self._again:
             return self._again.popleft()
         job = next(self._pending, None)
+        self._left -= job is not None
         if job is None and self._second and not self.outstanding:
             self._again, self._second = self._second, self._again
             return self._again.popleft()

@@ -233,7 +233,7 @@ class Worker:
             self._start(*self._queue.popleft())
         if not self._queue and len(self._running) < self._spec.slots and not self._wanted:
             self._wanted = True
-            self.wire.send(WantBatch())
+            self.wire.send(WantBatch(self._spec.slots - len(self._running)))
 
     def _start(self, batch_num: int, job: Job) -> None:
         assert self._around is not None

@@ -34,6 +34,12 @@ def is_local(model: str) -> bool:
     return model.startswith((SCRIPTED, REPLAY))
 
 
+def heavy_module(model: str) -> str:
+    """The module that opening this model imports."""
+    kinds = {SCRIPTED: "agent.models.scripted", REPLAY: "agent.models.replay"}
+    return next((kinds[kind] for kind in kinds if model.startswith(kind)), "agent.models.openai_chat")
+
+
 def open_model(spec: ModelSpec, gate: Gate) -> Model:
     """The model, in the process that uses it. Keys are read from the environment here. Raises UsageProblem."""
     if spec.model.startswith(SCRIPTED):

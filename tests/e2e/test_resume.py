@@ -297,11 +297,11 @@ def test_after_max_attempts_a_row_stays_failed_until_it_is_asked_for(bench: Benc
 
 
 def test_a_run_that_was_moved_goes_on_where_it_is(finished: Bench, tmp_path: Path) -> None:
-    drop_row(finished, 0, 0)
+    line = drop_row(finished, 0, 0)
     finished.directory = finished.directory.rename(tmp_path / "elsewhere")
     moved = tmp_path / "other.jsonl"
     finished.dataset = finished.dataset.rename(moved)
-    assert finished.asked_by("--resume") == {"row 0": 1}
+    assert finished.asked_by("--resume") == {json.loads(line)["conversations"][1]["value"]: 1}
     assert ids(merged(finished.directory)) == [f"row{number}" for number in range(4)]
     assert not (tmp_path / "run").exists()
 
