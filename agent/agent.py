@@ -3,9 +3,11 @@
 import asyncio
 import os
 import uuid
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from tools.environments.table import load_backend, resolve_backend
@@ -22,13 +24,18 @@ from agent.rollout import Rollout, Surroundings
 from agent.row import Row
 from agent.secrets import redactor_for
 from agent.task_object import task_object
+from agent.text import clean
 from tools.environments.owner import current_owner
+from tools.errors import UsageProblem
+from tools.toolsets import missing
 
 
 class AIAgent:
     """A model with tools in a sandbox of its own for every conversation.
 
-    `toolsets` are toolset or tool names. Raises UsageProblem where the model, the key or the backend cannot be had.
+    `toolsets` are toolset or tool names, or one of them. A key given stays within the agent. Conversations that run at
+    once on one event loop share the limits that the endpoint sets. Raises UsageProblem where the model, the key, a tool
+    or the backend cannot be had.
     """
 
     def __init__(
@@ -38,20 +45,21 @@ class AIAgent:
         base_url: str = "",
         provider: str = "",
         api_key: str = "",
-        toolsets: Sequence[str] = ("terminal", "file"),
+        toolsets: str | Sequence[str] = ("terminal", "file"),
         container_backend: str = "auto",
         options: RequestOptions = RequestOptions(),  # noqa: B008 - frozen
         policy: RolloutPolicy = RolloutPolicy(),  # noqa: B008 - frozen
         success_checker: Plugin | None = None,
     ) -> None:
-        if api_key:
-            os.environ[API_KEY_VARIABLE] = api_key
+        own: dict[str, str] = {API_KEY_VARIABLE: api_key} if api_key else {}
+        self._environ: Mapping[str, str] = ChainMap(own, os.environ)
         targets = () if is_local(model) else resolve_targets(model, provider, base_url, api_key, environ=os.environ)
         self._spec = ModelSpec(model=model, targets=targets, options=options)
         self._policy = msgspec.structs.replace(policy, keep_no_reasoning=True, keep_unknown_tools=True)
-        self._toolsets = tuple(toolsets)
+        self._toolsets = _tool_names(toolsets)
         self._requested_backend = container_backend
         self._checker = success_checker
+        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, RunGate] = WeakKeyDictionary()
 
     def run_conversation(self, prompt: str, **settings: Any) -> dict[str, Any]:
         """The twin of `arun_conversation` for programs without an event loop."""
@@ -62,28 +70,32 @@ class AIAgent:
         prompt: str,
         *,
         task_id: str = "",
-        tools: Sequence[str] = (),
+        tools: str | Sequence[str] = (),
         container_image: str = "",
         max_turns: int | None = None,
     ) -> dict[str, Any]:
-        """One conversation. `tools` are tool or toolset names, instead of the agent's; `max_turns` its model calls.
+        """One conversation. `tools` are tool or toolset names (or one), instead of the agent's; `max_turns` its model
+        calls. Raises UsageProblem.
 
         Returns the task object (`agent.task_object`) with `conversations` (from/value), `completed`, `partial` and
         `api_calls` beside it.
         """
+        if not prompt.strip():
+            raise UsageProblem("the prompt is blank")
+        if max_turns is not None and max_turns < 1:
+            raise UsageProblem(f"max_turns must be at least 1, not {max_turns}")
+        names = _tool_names(tools) or self._toolsets
         backend = load_backend(await resolve_backend(self._requested_backend, bool(container_image)))
         which = Try(
             prompt_index=0, task_id=task_id or f"task_{uuid.uuid4().hex[:12]}", row_key=f"id:{task_id}", row_sha=""
         )
-        row_prompt = Prompt(
-            text=prompt, image=container_image, tools=tuple(tools) or self._toolsets, max_turns=max_turns
-        )
-        model = open_model(self._spec, RunGate(self._spec.keys))
+        row_prompt = Prompt(text=clean(prompt), image=container_image, tools=names, max_turns=max_turns)
+        model = open_model(self._spec, self._gate(), self._environ)
         around = Surroundings(
             model=model,
             backend=backend,
             owner=current_owner("agent"),
-            redactor=redactor_for(self._spec, os.environ)[0],
+            redactor=redactor_for(self._spec, self._environ)[0],
             checker=self._checker,
             stopping=lambda: "",
         )
@@ -91,6 +103,21 @@ class AIAgent:
             return _result(await Rollout(row_prompt, which, self._policy, around).run())
         finally:
             await _close(model)
+
+    def _gate(self) -> RunGate:
+        """That of the running loop; a new one after a stop, for what stopped may have been mended since."""
+        loop = asyncio.get_running_loop()
+        gate = self._gates.get(loop)
+        if gate is None or gate.stopped:
+            gate = self._gates[loop] = RunGate(self._spec.keys)
+        return gate
+
+
+def _tool_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if absent := missing(names):
+        raise UsageProblem(f"not available here: {', '.join(absent)}")
+    return names
 
 
 async def _close(model: Model) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from agent.faults import Done, Fault, attempted, guarded
+from agent.faults import Done, Fault, attempted, fault_of, guarded
 from agent.threads import in_thread
 from tools.environments.base import Environment
 from tools.errors import RowFailed, UsageProblem
@@ -75,6 +75,18 @@ async def judge(checker: Plugin, task: Mapping[str, Any], environment: Environme
     arguments = (task, environment) if _takes_environment(checker) else (task,)
     outcome = await guarded(_judgement(checker, arguments), through=(RowFailed, asyncio.CancelledError))
     return outcome.value if isinstance(outcome, Done) else Judgement(success=False, reason=str(outcome), raised=True)
+
+
+async def judge_afterwards(checker: Plugin, task: Mapping[str, Any], seconds: float) -> Judgement:
+    """Asks a checker when the environment is gone (it gets None). On a thread and a loop of its own, so that not even
+    one that blocks takes longer than `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await in_thread(lambda: asyncio.run(judge(checker, task, None)))
+    except TimeoutError:
+        return Judgement(success=False, reason=f"the checker took more than {seconds:g} s", raised=True)
+    except RowFailed as error:
+        return Judgement(success=False, reason=str(fault_of(error)), raised=True)
 
 
 async def _judgement(checker: Plugin, arguments: tuple[Any, ...]) -> Judgement:

@@ -1,8 +1,12 @@
 """`on_task_done`: called with each ended row's task object as it stands in the journal, in order, on one thread."""
 
+import asyncio
+import inspect
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from agent.checkers import Plugin
 from agent.faults import Fault, attempted
@@ -15,7 +19,7 @@ LAST_CALLS = 60.0  # seconds that the hook has for what still waits when the run
 
 
 class Hook:
-    """Calls a function for every row, without holding up the run; what it raises is logged."""
+    """Calls a function, sync or async, for every row, without holding up the run; what it raises is logged."""
 
     def __init__(self, function: Plugin, directory: RunDirectory, log: Callable[[str], None]) -> None:
         self._function = function
@@ -37,9 +41,18 @@ class Hook:
             self._log(f"on_task_done: still busy after {LAST_CALLS:.0f} s; left behind")
 
     def _run(self) -> None:
-        with RowFiles(self._directory) as files:
+        with RowFiles(self._directory) as files, asyncio.Runner() as runner:  # one event loop for all calls
             while (message := self._queue.get()) is not None:
-                row = decode_row(files.line(message.batch_num, message.offset))
-                outcome = attempted(lambda row=row: self._function(task_object(row)), through=())  # type: ignore[misc]
+                task = task_object(decode_row(files.line(message.batch_num, message.offset)))
+                outcome = attempted(partial(self._call, runner, task), through=())
                 if isinstance(outcome, Fault):
                     self._log(f"on_task_done: {message.task_id}: {outcome}")
+
+    def _call(self, runner: asyncio.Runner, task: dict[str, Any]) -> None:
+        answer = self._function(task)
+        if inspect.isawaitable(answer):
+            runner.run(_awaited(answer))
+
+
+async def _awaited(answer: Awaitable[object]) -> None:
+    await answer

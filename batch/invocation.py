@@ -15,7 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
-from agent.checkers import judge, load_plugin
+import msgspec
+
+from agent.checkers import judge_afterwards, load_plugin
 from agent.errors import RunStopped
 from agent.models.providers import API_KEY_VARIABLE
 from agent.models.table import heavy_module
@@ -27,12 +29,12 @@ from agent.text import clean
 from batch.dry_run import as_json, as_text, dry_run
 from batch.facts import MergePolicy
 from batch.index import JournalIndex, scan_journal
-from batch.manifest import Invocation, begun, ended, seconds_so_far
+from batch.manifest import Invocation, begun, closed_at, ended, seconds_so_far
 from batch.plan import Plan, finalize_plan, make_plan
 from batch.processes import start_server
 from batch.progress import RunReport, print_lines, print_summary
 from batch.run import Run, count_pending
-from batch.settings import RunSettings, manifest, records_file, resume_command, run_directory
+from batch.settings import RunSettings, manifest, recorded, records_file, resume_command, run_directory
 from batch.store import RunDirectory
 from batch.summary import RunSummary, SummaryOptions, finalize
 from tools.environments.base import Owner
@@ -41,6 +43,8 @@ from tools.errors import UsageProblem
 
 FINISHED, SOME_FAILED, STOPPED_EARLY = 0, 1, 3
 RESUMABLE = (SOME_FAILED, STOPPED_EARLY, 130, 143)
+JUDGE_SECONDS = 60.0  # for one row, when rows are judged anew
+SCRIPTS = ("batch_runner.py", "batch-runner")
 LIBRARIES = ("batch-runner", "openai", "msgspec")
 
 
@@ -97,9 +101,10 @@ class Session:
         self._settings = plan.settings
         self._directory = directory
         self._owner = owner
-        self._argv = argv
         self._out = out
         self._began = time.time()
+        self._unjudged: set[tuple[str, int]] = set()  # rows whose checker failed when they were judged anew
+        self._resumed, self._resumed_by = plan.settings, argv
         self._redactor, short = redactor_for(plan.model, plan.environ)
         for name in short:
             self._say(f"warning: {name} is too short to be told from other text: it is not redacted")
@@ -131,6 +136,8 @@ class Session:
 
     def _record(self) -> dict[str, Any]:
         known = self._directory.read_manifest() if self._directory.holds_results() else None
+        if known:
+            known = closed_at(known, self._directory.last_checkpoint_at())
         return begun(known, self._invocation(), allow_change=self._settings.allow_config_change)
 
     def _go_on(self, record: dict[str, Any], index: JournalIndex) -> int:
@@ -163,7 +170,20 @@ class Session:
     def finalize(self) -> int:
         """Makes the files anew, nothing else."""
         self._mend()
-        return self._finish(_manifest(self._directory), self._scan(), None, 0)
+        known = _manifest(self._directory)
+        self._resumed, self._resumed_by = self._run_before(known), ()
+        record = closed_at(known, self._directory.last_checkpoint_at())
+        if record != known:  # the checkpoint that told its end is about to be replaced
+            self._directory.write_manifest(record)
+        return self._finish(record, self._scan(), None, 0)
+
+    def _run_before(self, known: Mapping[str, Any]) -> RunSettings:
+        """The settings of the run whose files are made anew, where they are now."""
+        settings, now = recorded(known), self._settings
+        places = {}
+        if run_directory(settings) != run_directory(now):
+            places = {"output_dir": now.output_dir, "output": str(run_directory(now)) if now.output else ""}
+        return msgspec.structs.replace(settings, run_name=now.run_name, dataset_file=now.dataset_file, **places)
 
     def _mend(self) -> None:
         mending = self._directory.mend()
@@ -231,6 +251,8 @@ class Session:
         self, record: Mapping[str, Any], index: JournalIndex, stopped: RunStopped | None, signal_code: int
     ) -> int:
         summary = finalize(self._directory, index, self._summary_options(record))
+        if self._unjudged:
+            self._say(f"warning: the checker failed on {len(self._unjudged)} rows (success_reason says how)")
         answers = self._answers(index)
         index.close()
         code = signal_code or (STOPPED_EARLY if stopped else SOME_FAILED if summary.counts.failed else FINISHED)
@@ -261,7 +283,10 @@ class Session:
         checker = load_plugin(self._settings.success_checker)
 
         def anew(row: Row) -> Row:
-            return judged(row, asyncio.run(judge(checker, task_object(row), None)), self._redactor)
+            judgement = asyncio.run(judge_afterwards(checker, task_object(row), JUDGE_SECONDS))
+            if judgement.raised:
+                self._unjudged.add((row.row_key, row.sample_index))
+            return judged(row, judgement, self._redactor)
 
         return anew
 
@@ -275,7 +300,7 @@ class Session:
             metrics=summary.metrics,
             files=self._files(),
             answers=answers,
-            resume=self._resume_command() if code in RESUMABLE and not settings.finalize else "",
+            resume=self._resume_command() if code in RESUMABLE else "",
         )
         apart = bool(settings.prompt) and not settings.json_summary  # stdout is the answer's
         if apart:
@@ -286,7 +311,7 @@ class Session:
             self._print_resume(sys.stderr if apart or settings.json_summary else self._out)
 
     def _resume_command(self) -> str:
-        return self._redactor.text(clean(resume_command(self._settings, self._argv, called_as())))
+        return self._redactor.text(clean(resume_command(self._resumed, self._resumed_by, called_as())))
 
     def _print_resume(self, stream: TextIO) -> None:
         print_lines([self._resume_command()], stream)
@@ -306,8 +331,11 @@ class Session:
 
 
 def called_as() -> str:
-    """How this program was started, for a shell in the same directory."""
+    """How this program was started, or (by a program that calls `run`) can be, for a shell in the same directory."""
     script = sys.argv[0]
+    if Path(script).name not in SCRIPTS:
+        ours, here = Path(__file__).parents[1] / SCRIPTS[0], Path.cwd()
+        script = str(ours.relative_to(here) if ours.is_relative_to(here) else ours)
     if not script.endswith(".py"):
         return shlex.quote(Path(script).name if shutil.which(Path(script).name) == script else script)
     python = next((each for each in ("python", "python3") if shutil.which(each) == sys.executable), sys.executable)

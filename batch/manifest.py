@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -92,8 +93,18 @@ def ended(manifest: Mapping[str, Any], *, ended_at: str, seconds: float, end: st
     return {**manifest, "invocations": [*earlier, closed]}
 
 
+def closed_at(manifest: Mapping[str, Any], last_seen: str) -> dict[str, Any]:
+    """The manifest, its latest invocation closed if that could not do so itself: it lived until `last_seen` at least, a
+    time like its own ("": unknown)."""
+    latest = manifest["invocations"][-1]
+    if latest["end"] or last_seen <= latest["started_at"]:  # of one width, so that texts compare as times do
+        return dict(manifest)
+    lived = datetime.fromisoformat(last_seen) - datetime.fromisoformat(latest["started_at"])
+    return ended(manifest, ended_at=last_seen, seconds=lived.total_seconds(), end="cut off")
+
+
 def seconds_so_far(manifest: Mapping[str, Any] | None) -> float:
-    """Wall time of all invocations that could note it."""
+    """Wall time of all invocations that are closed."""
     return sum(float(entry.get("seconds", 0.0)) for entry in (manifest or {}).get("invocations", ()))
 
 

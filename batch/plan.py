@@ -246,6 +246,9 @@ def _check_toolsets(settings: RunSettings, found: DatasetScan) -> None:
     drawn = settings.enabled_toolsets or tuple(get_distribution(settings.distribution).toolsets)
     resolve_toolsets([*drawn, *settings.disabled_toolsets])
     source = "enabled_toolsets" if settings.enabled_toolsets else f"distribution {settings.distribution}"
+    here = set(resolve_toolsets(drawn)) - set(missing(resolve_toolsets(drawn)))
+    if here and here <= set(resolve_toolsets(settings.disabled_toolsets)):
+        raise UsageProblem(f"disabled_toolsets: leaves no tool of {source}")
     by_source = ((source, drawn), (f"rows of {settings.dataset_file}", tuple(sorted(found.names))))
     for named_by, names in by_source:
         absent = missing(names)

@@ -41,6 +41,7 @@ from batch.messages import (
     parent_side,
 )
 from batch.processes import start_worker
+from batch.work import OpenBatch
 from batch.worker import Worker, WorkerSpec
 from tools.errors import UsageProblem
 
@@ -60,9 +61,9 @@ class InternalFaultError(Exception):
 class Events(Protocol):
     """What the run hears, always in the parent's loop."""
 
-    def next_batch(self, free: int, *, single: bool) -> BatchJob | None:
-        """The next rows to run, for a worker with so many free slots; None when there are none now. `single`: requeued
-        rows, one alone."""
+    def next_batch(self, free: int, open_batch: OpenBatch | None, *, single: bool) -> BatchJob | None:
+        """The next rows to run, for a worker with so many free slots and that open batch; None when there are none now.
+        `single`: requeued rows, one alone."""
 
     def ended(self, message: PromptEnded, job: Job | None) -> None:
         """A row is on disk."""
@@ -99,6 +100,7 @@ class Member:
         self.slots = slots
         self.alone = alone
         self.batches: dict[int, dict[Key, Job]] = {}
+        self.open_batch: OpenBatch | None = None
         self.started: dict[Key, float] = {}  # rows that run, with their deadlines (monotonic)
         self.wants = 0  # free slots for which it has asked for rows
         self.retiring = False
@@ -118,7 +120,9 @@ class Member:
     def give(self, batch: BatchJob) -> None:
         """Sends it rows."""
         self.wants = 0
-        self.batches[batch.batch_num] = {job_key(job): job for job in batch.jobs}
+        given = self.open_batch.rows if self.open_batch and self.open_batch.number == batch.batch_num else 0
+        self.open_batch = OpenBatch(batch.batch_num, given + len(batch.jobs))
+        self.batches.setdefault(batch.batch_num, {}).update({job_key(job): job for job in batch.jobs})
         self.wire.send(batch)
 
     def kill(self) -> None:
@@ -274,7 +278,7 @@ class Pool:
                 if not member.busy:
                     self._finish(member)
             elif member.wants:
-                batch = self.events.next_batch(member.wants, single=member.alone)
+                batch = self.events.next_batch(member.wants, member.open_batch, single=member.alone)
                 if batch is not None:
                     member.give(batch)
         self._finish_all_if_done()

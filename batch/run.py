@@ -25,7 +25,7 @@ from batch.progress import Progress, ProgressSnapshot, RunLog
 from batch.rows import parse_row
 from batch.settings import RunSettings
 from batch.store import RunDirectory
-from batch.work import Work
+from batch.work import OpenBatch, Work
 from batch.worker import WorkerSpec, ended_message
 from tools.environments.base import Owner
 from tools.environments.table import load_backend
@@ -73,19 +73,18 @@ class Run:
         self._redactor = redactor
         self._log = RunLog(directory.log_path)
         self._backend = load_backend(plan.backend)
-        self._slots = slots_of(plan.settings, pending)
         self._gate = self._make_gate()
         self._work = Work(
             index.pending(plan.settings.retry, plan.settings.only_ids, plan.settings.max_attempts),
-            total=pending,
             batch_size=plan.settings.batch_size,
             next_number=directory.next_batch_number(),
-            few=plan.settings.batch_size * len(self._slots),
             may_start=self._gate.may_start_row,
         )
         self._progress = Progress(sys.stderr, plan.environ, quiet=plan.settings.quiet)
         self._hook = Hook(plan.on_task_done, directory, self.say) if plan.on_task_done else None
-        self._pool = Pool(self._worker_spec(), self._slots, self._gate, self, here=plan.settings.num_workers == 0)
+        self._pool = Pool(
+            self._worker_spec(), slots_of(plan.settings, pending), self._gate, self, here=plan.settings.num_workers == 0
+        )
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._checkpointed_at: float | None = None
         self._not_before = 0.0
@@ -96,7 +95,7 @@ class Run:
 
     async def execute(self) -> None:
         """Runs what is pending. Raises UsageProblem and InternalFaultError."""
-        await self._reap("removed {} sandboxes that dead runs had left")
+        await self.reap()
         self._listen()
         ticking = asyncio.create_task(self._tick())
         try:
@@ -141,11 +140,6 @@ class Run:
             owner=self._owner,
             success_checker=self._settings.success_checker,
         )
-
-    async def _reap(self, text: str) -> None:
-        removed = await self._backend.reap()
-        if removed:
-            self.say(text.format(removed))
 
     def _out_of_budget(self) -> RunStopped | None:
         if not self._work.refused:
@@ -204,14 +198,15 @@ class Run:
 
     # --- Events
 
-    def next_batch(self, free: int, *, single: bool) -> BatchJob | None:
+    def next_batch(self, free: int, open_batch: OpenBatch | None, *, single: bool) -> BatchJob | None:
         """See Events."""
-        return self._work.next_batch(free, single=single)
+        return self._work.next_batch(free, open_batch, single=single)
 
     def ended(self, message: PromptEnded, job: Job | None) -> None:
         """See Events."""
         self._index.note(message)
-        self._gate.row_ended(message.spend, message.status in ("completed", "discarded"), message.row_fault)
+        done = message.status in ("completed", "discarded")
+        self._gate.row_ended(message.spend, done, message.row_fault, ours=message.error_class == "internal")
         self._work.ended(message, job, self._settings.max_attempts)
         self._log.write(self._line(message), message.batch_num, message.prompt_index)
         if self._settings.verbose:
@@ -281,7 +276,9 @@ class Run:
 
     async def reap(self) -> None:
         """See Events."""
-        await self._reap("removed {} sandboxes that killed workers had left")
+        removed = await self._backend.reap()
+        if removed:
+            self.say(f"removed {removed} sandboxes whose processes are dead")
 
     def log(self, message: Log) -> None:
         """See Events."""

@@ -348,6 +348,14 @@ def manifest(settings: RunSettings, redact: Callable[[str], str] = _unchanged) -
     return {name: _redacted(value, redact) for name, value in shown.items()}
 
 
+def recorded(manifest: Mapping[str, Any]) -> RunSettings:
+    """The settings that run.json holds. UsageProblem if they are none."""
+    try:
+        return msgspec.convert(manifest["settings"], RunSettings)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise UsageProblem(f"run.json is damaged: settings: {error}") from error
+
+
 def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
     if isinstance(value, tuple):
         return [redact(clean(each)) for each in value]
@@ -363,12 +371,13 @@ ONCE_ONLY = {"resume", "finalize", "dry_run", "steal_lock", "api_key"}
 
 
 def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "python batch_runner.py") -> str:
-    """The shell command that goes on with this run: the flags of `argv` without keys, and `--resume`.
+    """The shell command that goes on with this run: the flags of `argv` without keys, and `--resume`. Without `argv`
+    (settings that did not come from a command line) flags for all that is not as it is by default.
 
     The dataset is named as the settings have it: a copy in the run directory, of stdin or a pipe, by its own name. So
     is a run name that was made up.
     """
-    flags, _ = read_flags(argv, [*run_options(), CONFIG], ACTIONS)
+    flags = read_flags(argv, [*run_options(), CONFIG], ACTIONS)[0] if argv else _departures(settings)
     words = [_as_flag(given, settings) for given in flags if given.option.name not in ONCE_ONLY]
     given_names = {given.option.name for given in flags}
     if settings.prompt and not given_names & {"run_name", "output"}:
@@ -376,6 +385,22 @@ def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "p
     if "dataset_file" not in given_names and settings.dataset_file == str(run_directory(settings) / "dataset.jsonl"):
         words.append(f"--dataset_file={settings.dataset_file}")
     return " ".join([program, *(shlex.quote(word) for word in [*words, "--resume"])])
+
+
+def _departures(settings: RunSettings) -> list[Given]:
+    usual = RunSettings()
+    values = {option: getattr(settings, option.name) for option in run_options()}
+    return [
+        Given(option, _flag_value(value), f"--{option.name}")
+        for option, value in values.items()
+        if value != getattr(usual, option.name)
+    ]
+
+
+def _flag_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _as_flag(given: Given, settings: RunSettings) -> str:

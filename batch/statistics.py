@@ -196,7 +196,7 @@ class Statistics(Struct):
             for each in json.loads(facts.unknown_tools):
                 self.unknown_tools[each["name"]] += each["count"]
         if '"expected_tools"' in facts.dataset_row:
-            for name in set(json.loads(facts.dataset_row)["expected_tools"] or ()):
+            for name in set(json.loads(facts.dataset_row).get("expected_tools") or ()):
                 self.expected[name] += 1
                 self.expected_and_used[name] += not used.keys().isdisjoint(_tools_named(name))
 

@@ -35,6 +35,10 @@ class Mending(Struct, frozen=True, kw_only=True):
     removed: tuple[str, ...] = ()
 
 
+class _Checkpointed(Struct, frozen=True):
+    last_checkpoint_at: str = ""
+
+
 class RunDirectory:
     """The files of one run, by name."""
 
@@ -52,25 +56,25 @@ class RunDirectory:
         self.lock_path = path / "run.lock"
         self.dataset_path = path / "dataset.jsonl"  # what came by a pipe
         self._started_at = ""
-        self._is_ours = False  # made by `own`
+        self._made: list[Path] = []  # by `own`, innermost first
 
     def own(self, owner: Owner, *, steal: bool = False, patience: float = PATIENCE) -> RunLock:
         """Makes the directory if need be and takes its lock. UsageProblem if another process has it, or it cannot be
         made."""
         try:
-            self._is_ours = not self.path.is_dir()
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             return own(self.lock_path, owner, self.checkpoint_path, steal=steal, patience=patience)
         except OSError as error:
             raise UsageProblem(f"the run directory {self.path} cannot be written: {error.strerror or error}") from error
 
     def remove_if_unused(self) -> None:
-        """Takes the lock away again if nothing else was ever written, and the directory if it was made for it."""
+        """Takes the lock away again if nothing else was ever written, and the folders that were made for it."""
         with suppress(OSError):
             if [path.name for path in self.path.iterdir()] == [self.lock_path.name]:
                 self.lock_path.unlink()
-                if self._is_ours:
-                    self.path.rmdir()
+                for folder in self._made:
+                    folder.rmdir()
 
     def join(self, owner: Owner) -> RunLock:
         """A worker's share of its owner's lock. UsageProblem if the run has another owner by now."""
@@ -159,6 +163,13 @@ class RunDirectory:
         if not self._started_at:
             self._started_at = str((self.read_manifest() or {}).get("started_at", ""))
         replace_file(self.checkpoint_path, checkpoint(index, run_name=run_name, started_at=self._started_at))
+
+    def last_checkpoint_at(self) -> str:
+        """The time that checkpoint.json tells; "" if there is none."""
+        try:
+            return msgspec.json.decode(self.checkpoint_path.read_bytes(), type=_Checkpointed).last_checkpoint_at
+        except (OSError, msgspec.DecodeError):
+            return ""
 
     def read_manifest(self) -> dict[str, Any] | None:
         """run.json; None if there is none. UsageProblem if it cannot be read as what it is."""

@@ -4,8 +4,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 import msgspec
+from msgspec import Struct
 
 from batch.messages import BatchJob, Job, PromptEnded
+
+
+class OpenBatch(Struct, frozen=True):
+    """A worker's latest batch, and how many rows it has been given for it."""
+
+    number: int
+    rows: int
+
 
 SECOND_CHANCES = ("environment_lost", "setup_timeout", "image_unavailable")
 """Faults of the surroundings: tried once more at the end of the same invocation."""
@@ -18,16 +27,12 @@ class Work:
         self,
         pending: Iterator[Job],
         *,
-        total: int,
         batch_size: int,
         next_number: int,
-        few: int,
         may_start: Callable[[int], bool],
     ) -> None:
         self.outstanding = 0  # rows handed out that have no end
         self._pending = pending
-        self._left = total  # of `pending`
-        self._few = few
         self._batch_size = batch_size
         self._number = next_number
         self._may_start = may_start
@@ -38,15 +43,17 @@ class Work:
         self._held: Job | None = None  # taken from `pending`, but not started for want of budget
         self.refused = False  # the budget held a row back
 
-    def next_batch(self, free: int, *, single: bool) -> BatchJob | None:
-        """Rows for one batch; None when there are none now. Where few are left, a worker gets no more than it has free
-        slots: the others have some too."""
-        size = min(self._batch_size, free) if self._left < self._few else self._batch_size
-        jobs = list(self._suspect()) if single else list(self._take(size))
+    def next_batch(self, free: int, open_batch: OpenBatch | None, *, single: bool) -> BatchJob | None:
+        """Rows that start at once, `free` at most; None when there are none now. They go into the worker's open batch
+        as long as that has room: no row waits in one worker while another has a free slot."""
+        room = self._batch_size - open_batch.rows if open_batch and not single else 0
+        jobs = list(self._suspect()) if single else list(self._take(min(free, room or self._batch_size)))
         if not jobs:
             return None
-        number, self._number = self._number, self._number + 1
-        return BatchJob(number, jobs)
+        if open_batch and room > 0:
+            return BatchJob(open_batch.number, jobs)
+        self._number += 1
+        return BatchJob(self._number - 1, jobs)
 
     def requeue(self, jobs: list[Job], *, suspect: bool) -> None:
         """Rows whose worker died."""
@@ -91,7 +98,6 @@ class Work:
         if self._again:
             return self._again.popleft()
         job = next(self._pending, None)
-        self._left -= job is not None
         if job is None and self._second and not self.outstanding:
             self._again, self._second = self._second, self._again
             return self._again.popleft()

@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -136,7 +135,6 @@ class Worker:
         self._spec = spec
         self._gate = RemoteGate(self.wire)
         self._journal = JournalWriter(Path(spec.run_dir))
-        self._queue: deque[tuple[int, Job]] = deque()
         self._running: dict[asyncio.Task[None], Rollout] = {}
         self._wanted = False
         self._stop_reason = ""
@@ -153,7 +151,7 @@ class Worker:
             return
         heart = asyncio.create_task(self._beat())
         try:
-            self._fill()
+            self._ask_for_rows()
             ended = asyncio.create_task(self._finished.wait())
             ends: list[asyncio.Future[Any]] = [ended, self.wire.closed]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -203,9 +201,7 @@ class Worker:
             case Refused():
                 self._gate.refused(message)
             case BatchJob():
-                self._wanted = False
-                self._queue.extend((message.batch_num, job) for job in message.jobs)
-                self._fill()
+                self._begin(message)
             case Stop():
                 self._stop(message)
             case Finish():
@@ -213,7 +209,6 @@ class Worker:
 
     def _stop(self, message: Stop) -> None:
         self._stop_reason = message.reason
-        self._queue.clear()
         if message.now:
             for rollout in self._running.values():
                 rollout.stop(message.reason)
@@ -226,14 +221,18 @@ class Worker:
 
     # --- rows
 
-    def _fill(self) -> None:
-        if self._stop_reason or self._around is None:
-            return
-        while self._queue and len(self._running) < self._spec.slots:
-            self._start(*self._queue.popleft())
-        if not self._queue and len(self._running) < self._spec.slots and not self._wanted:
+    def _begin(self, batch: BatchJob) -> None:
+        self._wanted = False
+        if not self._stop_reason:
+            for job in batch.jobs:
+                self._start(batch.batch_num, job)
+            self._ask_for_rows()
+
+    def _ask_for_rows(self) -> None:
+        free = self._spec.slots - len(self._running)
+        if free > 0 and not self._wanted and not self._stop_reason:
             self._wanted = True
-            self.wire.send(WantBatch(self._spec.slots - len(self._running)))
+            self.wire.send(WantBatch(free))
 
     def _start(self, batch_num: int, job: Job) -> None:
         assert self._around is not None
@@ -256,7 +255,7 @@ class Worker:
         del self._running[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break(fault_of(error))
-        self._fill()
+        self._ask_for_rows()
         self._end_if_stopped()
 
     async def _roll(self, rollout: Rollout) -> None:
@@ -310,7 +309,7 @@ def ended_message(row: Row, offset: int, length: int) -> PromptEnded:
         error=row.error[:200],
         error_class=row.error_class,
         retryable=row.retryable,
-        row_fault=row.error_class == "filtered" or row.reason == "bad_request",
+        row_fault=row.error_class in ("filtered", "internal") or row.reason == "bad_request",
         has_reasoning=row.reason != "no_reasoning",
         spend=Spend(requests=row.requests, usage=row.usage, cost_usd=row.cost_usd),
         api_calls=row.api_calls,

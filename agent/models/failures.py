@@ -62,12 +62,22 @@ class EndpointError(Struct, frozen=True):
 
 
 def http_failure(status: int, headers: Mapping[str, str], body: bytes, now: float) -> CallFailed:
-    """The failure an HTTP status of 300 and above stands for. `now` is Unix time, for dates in headers."""
+    """The failure an HTTP status of 300 and above stands for. `now` is Unix time, for dates in headers.
+
+    A redirect is not followed: the key is for the address that it was given for, and every request would take two.
+    """
+    if status < 400:
+        return _redirected(status, headers.get("location", ""))
     error = read_error(body)
     seconds = retry_after(headers, now)
     if seconds is None and (found := _BODY_DELAY.search(body.decode("utf-8", "replace"))):
         seconds = float(found[1])
     return failure_of(status, error, seconds)
+
+
+def _redirected(status: int, address: str) -> CallFailed:
+    told = f"the endpoint redirects to {address[:LONGEST_MESSAGE]}: set base_url" if address else "no answer"
+    return CallFailed(Verdict(kind="condemned", reason="model", message=f"HTTP {status}: {told}", spend=_ONE_REQUEST))
 
 
 def failure_of(status: int, error: EndpointError, seconds: float | None = None) -> CallFailed:

@@ -33,7 +33,6 @@ class _Closure(Struct):
     """Why a slot is closed, and when it is tried again."""
 
     verdict: Verdict
-    reached_before: bool
     probe_at: float
     give_up_at: float
     pause: float
@@ -303,15 +302,17 @@ class RunGate:
         """Whether the budget has room for one more row beside those running."""
         return self._stopped is None and not self._budget.reached() and self._budget.has_room(running)
 
-    def row_ended(self, spend: Spend, completed: bool, row_fault: bool) -> None:
-        """Counts a row. `row_fault`: a refusal of the endpoint ended it that may concern this row alone."""
+    def row_ended(self, spend: Spend, completed: bool, row_fault: bool, *, ours: bool = False) -> None:
+        """Counts a row. `row_fault`: what ended it may concern this row alone: a refusal of the endpoint, or, `ours`, a
+        fault of this program."""
         self._budget.row_ended(spend)
         if completed:
             self._row_faults = 0
         elif row_fault:
             self._row_faults += 1
             if self._row_faults >= ROW_FAULTS:
-                self.stop("row_faults", f"the endpoint refused {ROW_FAULTS} rows in a row")
+                who = "a fault of this program (see run.log) ended" if ours else "the endpoint refused"
+                self.stop("row_faults", f"{who} {ROW_FAULTS} rows in a row")
 
     # Letting go
 
@@ -414,7 +415,7 @@ class RunGate:
     def _condemn(self, slot: _Slot, verdict: Verdict, now: float) -> None:
         if slot.closure is None and slot.worked:
             at = now + CONFIRM_AFTER
-            self._change(slot, _Closure(verdict, True, probe_at=at, give_up_at=at, pause=CONFIRM_AFTER))
+            self._change(slot, _Closure(verdict, probe_at=at, give_up_at=at, pause=CONFIRM_AFTER))
         else:
             slot.dead = verdict
 
@@ -424,7 +425,7 @@ class RunGate:
         if closure is None:
             wait = self._endpoint_wait if slot.answered else START_WAIT
             since = now if slot.answered else flight.sent_at
-            closure = _Closure(verdict, slot.answered, probe_at=now, give_up_at=since + wait, pause=0.25)
+            closure = _Closure(verdict, probe_at=now, give_up_at=since + wait, pause=0.25)
         closed = [other for other in self._slots if other.target == slot.target and other.dead is None]
         if now >= closure.give_up_at:
             for other in closed:

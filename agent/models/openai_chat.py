@@ -5,11 +5,10 @@ and raise unnamed errors over malformed replies. The client's `post` does the re
 """
 
 import asyncio
-import os
 import socket
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -107,13 +106,13 @@ class OpenAIChat:
         return Verdict(kind="ok", spend=spend, tokens=spend.usage.total_tokens)
 
 
-def open_chat(targets: Sequence[Target], options: RequestOptions, gate: Gate) -> OpenAIChat:
-    """The model, its keys read from this process's environment. Raises UsageProblem where one is missing."""
-    return OpenAIChat(targets, [_keys(target) for target in targets], options, gate)
+def open_chat(targets: Sequence[Target], options: RequestOptions, gate: Gate, environ: Mapping[str, str]) -> OpenAIChat:
+    """The model, its keys those in `environ`. Raises UsageProblem where one is missing."""
+    return OpenAIChat(targets, [_keys(target, environ) for target in targets], options, gate)
 
 
-def _keys(target: Target) -> list[str]:
-    keys = split_keys(os.environ.get(target.key_variable, "")) if target.key_variable else []
+def _keys(target: Target, environ: Mapping[str, str]) -> list[str]:
+    keys = split_keys(environ.get(target.key_variable, "")) if target.key_variable else []
     if target.key_variable and not keys:
         raise UsageProblem(f"provider {target.provider}: {target.key_variable} is not set")
     return keys
@@ -140,7 +139,6 @@ class _Connection:
             http_client=httpx2.AsyncClient(
                 transport=_Transport(_proxy(base_url)),
                 timeout=None,
-                follow_redirects=True,
                 headers={"Accept-Encoding": "gzip, deflate"},
             ),
         )

@@ -1,5 +1,7 @@
 """From a model's name to the model: `scripted:FILE`, `replay:RUN_DIR`, else an OpenAI-compatible endpoint."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -40,8 +42,9 @@ def heavy_module(model: str) -> str:
     return next((kinds[kind] for kind in kinds if model.startswith(kind)), "agent.models.openai_chat")
 
 
-def open_model(spec: ModelSpec, gate: Gate) -> Model:
-    """The model, in the process that uses it. Keys are read from the environment here. Raises UsageProblem."""
+def open_model(spec: ModelSpec, gate: Gate, environ: Mapping[str, str] | None = None) -> Model:
+    """The model, in the process that uses it. Its keys are read here, from `environ` or else the process's environment.
+    Raises UsageProblem."""
     if spec.model.startswith(SCRIPTED):
         from agent.models.scripted import ScriptedModel, load_script  # noqa: PLC0415 - only the model that is used
 
@@ -54,4 +57,4 @@ def open_model(spec: ModelSpec, gate: Gate) -> Model:
         raise UsageProblem(f"model {spec.model}: no endpoint; give a provider or a base_url")
     from agent.models.openai_chat import open_chat  # noqa: PLC0415 - openai takes 0.5 s to import
 
-    return open_chat(spec.targets, spec.options, gate)
+    return open_chat(spec.targets, spec.options, gate, os.environ if environ is None else environ)

@@ -201,14 +201,10 @@ async def test_5xx_is_tried_again(chat: Chat) -> None:
         ({"raw": '{"choices": [{"mess'}, "invalid_body"),
         ({"finish_reason": "malformed_function_call", "message": {"content": None}}, "malformed_function_call"),
         ({"status": 503}, "server_error"),
-        ({"status": 302, "headers": {"Location": "/nowhere"}}, "model"),
     ],
 )
 async def test_every_malformed_reply_is_named_and_tried_again(chat: Chat, rule: dict[str, Any], reason: str) -> None:
     chat.endpoint.set_rules([{**rule, "times": 2}])
-    if reason == "model":  # a redirect that leads nowhere is no malformed reply
-        assert (await stopping(chat.open())).reason == "model"
-        return
     error = await failing(chat.open(request_retries=2))
     assert (error.reason, error.error_class, error.retryable, error.spend.requests) == (reason, "model_error", True, 2)
     assert (await chat.open().reply(asking())).content == "done: hi"
@@ -322,6 +318,20 @@ async def test_what_condemns_stops_after_one_request_per_place(chat: Chat, rule:
     assert {end.reason for end in ends if isinstance(end, RunStopped)} == {reason}
     assert all(isinstance(end, RunStopped) for end in ends)
     assert chat.endpoint.stats.requests <= 4
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_is_named_and_no_key_goes_there(
+    chat: Chat, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_KEY", "sk-1")
+    async with Endpoint() as other:
+        address = f"{other.url}/chat/completions"
+        chat.endpoint.set_rules([{"status": status, "headers": {"Location": address}, "raw": ""}])
+        stopped = await stopping(chat.open(targets=(chat.target(key_variable="SOME_KEY"),)))
+        assert (stopped.reason, stopped.spend.requests) == ("model", 1)
+        assert stopped.message == f"HTTP {status}: the endpoint redirects to {address}: set base_url"
+        assert other.stats.requests == 0
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ class Soak:
         self.report = Report(backend=backend, prompts=prompts)
         self._seconds = seconds
         self._folder = folder
-        self._run = folder / "run"
+        self._run = folder / f"soak-{os.getpid()}"
         self._temp = folder / "temp"
         self._log = folder / "requests.jsonl"
         self._dice = random.Random(backend)
@@ -119,9 +119,10 @@ class Soak:
             self._storm(endpoint, STORM * self._seconds, self._kill_all)
             self._storm(endpoint, SECOND_STORM * self._seconds, self._interrupt)
             endpoint.set_rules([FAIR])
-            self._finish(endpoint)
-            self._asks_nothing_more(endpoint)
-        self._check()
+            if finished := self._finish(endpoint):
+                self._asks_nothing_more(endpoint)
+        if finished:
+            self._check()
         self.report.seconds = round(time.monotonic() - began, 1)
         return self.report
 
@@ -173,15 +174,16 @@ class Soak:
         program.interrupt(signal.SIGTERM)
         self._ended(program, 143)
 
-    def _finish(self, endpoint: EndpointProcess) -> None:
+    def _finish(self, endpoint: EndpointProcess) -> bool:
         for _ in range(FINISHES):
             with self._program(endpoint) as program:
                 while program.process.poll() is None:
                     time.sleep(LOOK)
                     self._bury()
                 if self._ended(program, 0, 1) == 0:
-                    return
+                    return True
         self.report.faults.append(f"rows are still pending or failed after {FINISHES} invocations in fair weather")
+        return False
 
     def _asks_nothing_more(self, endpoint: EndpointProcess) -> None:
         before, file = endpoint.stats()["requests"], (self._run / "trajectories.jsonl").read_bytes()
@@ -208,10 +210,10 @@ class Soak:
 
     def _look_at(self, program: Program) -> None:
         self._bury()
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, FileNotFoundError):
             parent = psutil.Process(program.process.pid)
             if not self.report.invocations:
-                self._samples.append(Sample(parent.memory_info().rss, parent.num_fds()))
+                self._samples.append(Sample(parent.memory_info().rss, _open_files(parent.pid)))
             sizes = [worker.memory_full_info().pss for worker in program.workers()]
             self.report.worker_mb = max([self.report.worker_mb, *(round(size / 2**20, 1) for size in sizes)])
 
@@ -260,7 +262,7 @@ class Soak:
         if self.report.backend != "docker":
             return []
         listed = subprocess.run(
-            ["docker", "ps", "-aq", "--filter", "label=batch-runner.run=run"],
+            ["docker", "ps", "-aq", "--filter", f"label=batch-runner.run={self._run.name}"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         return listed.stdout.split()
@@ -339,6 +341,15 @@ def _command(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return f"process {process.pid}: {' '.join(process.cmdline())[:300]}"
     return ""
+
+
+def _open_files(pid: int) -> int:
+    """Descriptors, but for the batch files: a bounded number of these is kept open to be read."""
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found += not link.readlink().name.startswith("batch_")
+    return found
 
 
 def _cgroup_bases() -> Sequence[Path]:

@@ -480,8 +480,16 @@ def test_twenty_refused_rows_in_a_row_stop_the_run() -> None:
     assert gate.stopped is None
     gate.row_ended(spend(), completed=False, row_fault=True)
     assert gate.stopped is not None
-    assert gate.stopped.reason == "row_faults"
+    assert (gate.stopped.reason, gate.stopped.message) == ("row_faults", "the endpoint refused 20 rows in a row")
     assert not gate.may_start_row(running=0)
+
+
+def test_a_stop_by_faults_of_ours_says_so() -> None:
+    gate = gate_of([1], 4)
+    for _ in range(20):
+        gate.row_ended(spend(), completed=False, row_fault=True, ours=True)
+    assert gate.stopped is not None
+    assert "fault of this program" in gate.stopped.message
 
 
 @virtual
