@@ -30,10 +30,11 @@ run: $(VENV)/run.stamp
 	  print("local" if asyncio.run(load_backend("bubblewrap").check()) else "bubblewrap")'); \
 	if [ $$backend = local ]; then echo "bubblewrap does not work here: sandboxes are plain folders of this machine"; \
 	else echo "sandboxes: bubblewrap"; fi; \
-	name=quickstart-$$(date -u +%Y%m%dT%H%M%SZ); \
+	name=quickstart-$$(date -u +%Y%m%dT%H%M%SZ); code=0; \
 	$(BIN)/python batch_runner.py --config datagen-config-examples/quickstart.yaml \
-	  --run_name $$name --container_backend $$backend </dev/null; \
-	echo "trajectories: data/$$name/trajectories.jsonl"
+	  --run_name $$name --container_backend $$backend </dev/null || code=$$?; \
+	if [ -e data/$$name/trajectories.jsonl ]; then echo "trajectories: data/$$name/trajectories.jsonl"; fi; \
+	if [ $$code != 0 ]; then echo "exit code $$code" >&2; fi; exit $$code
 
 test: $(VENV)/test.stamp
 	@$(call apt,bubblewrap ripgrep git procps python3)

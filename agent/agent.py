@@ -10,7 +10,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
-from tools.environments.table import load_backend, resolve_backend
 
 from agent.checkers import Plugin
 from agent.models.base import Model
@@ -26,6 +25,7 @@ from agent.secrets import redactor_for
 from agent.task_object import task_object
 from agent.text import clean
 from tools.environments.owner import current_owner
+from tools.environments.table import load_backend, resolve_backend
 from tools.errors import UsageProblem
 from tools.toolsets import missing
 

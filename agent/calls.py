@@ -38,22 +38,29 @@ def check_call(
     """`cut` says that the reply was ended by its length; `purge` takes out of a JSON value what may not enter. It sees
     the arguments' values, for in their text what it looks for may be escaped. Nothing is run here."""
     name = purge(raw.name)
+    tool = tools.get(name)
+    if tool is None:
+        problem = f"There is no tool {name!r}. Tools: {', '.join(tools) or 'none'}."
+        call = ToolCall(id=wire_id, name=name, arguments=purge(_arguments_or_none(raw)), problem=problem)
+        return CheckedCall(call=call, problem_kind="invalid_tool")
     try:
         arguments = purge(_read_arguments(raw, cut=cut))
     except _BadArgumentsError as bad:
         call = ToolCall(id=wire_id, name=name, problem=f"{bad}{purge(bad.quoted)[:QUOTED]}")
         return CheckedCall(call=call, problem_kind=bad.kind)
-    tool = tools.get(name)
-    if tool is None:
-        problem = f"There is no tool {name!r}. Tools: {', '.join(tools) or 'none'}."
-        call = ToolCall(id=wire_id, name=name, arguments=arguments, problem=problem)
-        return CheckedCall(call=call, problem_kind="invalid_tool")
     try:
         typed = tool.parse(arguments)
     except ToolError as bad_arguments:
         call = ToolCall(id=wire_id, name=name, arguments=arguments, problem=str(bad_arguments))
         return CheckedCall(call=call, problem_kind="invalid_arguments")
     return CheckedCall(call=ToolCall(id=wire_id, name=name, arguments=arguments), tool=tool, arguments=typed)
+
+
+def _arguments_or_none(raw: RawCall) -> dict[str, Any]:
+    try:
+        return _read_arguments(raw, cut=False)
+    except _BadArgumentsError:
+        return {}
 
 
 def _read_arguments(raw: RawCall, *, cut: bool) -> dict[str, Any]:
@@ -99,17 +106,25 @@ def _not_an_object(raw: RawCall, text: str) -> _BadArgumentsError:
 _TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([\w.-]+)>\s*(.*?)\s*(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_BARE = re.compile(r"\A\s*(\{.*\})\s*\Z", re.DOTALL)
 _FENCE = re.compile(r"```(?:json|tool_call)?\s*(\{.*?\})\s*```", re.DOTALL)
 
 
-def calls_in_text(text: str, names: Sequence[str]) -> tuple[RawCall, ...]:
-    """Calls of offered tools that a model wrote as prose: in `<tool_call>` tags, as bare JSON, or as `<function=`."""
-    found = [call for body in _TAGGED.findall(text) for call in _from_body(body)]
-    if not found:
-        found = [call for name, body in _FUNCTION.findall(text) for call in _from_function(name, body)]
-    if not found:
-        found = [call for body in (text.strip(), *_FENCE.findall(text)) for call in _from_json(body)]
-    return tuple(call for call in found if call.name in names)
+def split_calls(text: str, names: Sequence[str]) -> tuple[tuple[RawCall, ...], str]:
+    """Calls of offered tools that a model wrote as prose (in `<tool_call>` tags, as `<function=`, as bare or fenced
+    JSON), and the text without them."""
+    for pattern, read in _FORMS:
+        found: list[RawCall] = []
+
+        def taken(match: re.Match[str], read: _Read = read, found: list[RawCall] = found) -> str:
+            calls = [call for call in read(match) if call.name in names]
+            found.extend(calls)
+            return "" if calls else match[0]
+
+        rest = pattern.sub(taken, text)
+        if found:
+            return tuple(found), rest.strip()
+    return (), text
 
 
 def _from_body(body: str) -> Sequence[RawCall]:
@@ -134,7 +149,10 @@ def _from_json(body: str) -> Sequence[RawCall]:
     return [RawCall(name=name, arguments=arguments)] if isinstance(name, str) and arguments is not None else []
 
 
-def without_calls(text: str) -> str:
-    """The prose that remains once calls written as text are taken out of it."""
-    rest = _FUNCTION.sub("", _TAGGED.sub("", text)) if "<" in text else ""
-    return rest.strip()
+_Read = Callable[[re.Match[str]], Sequence[RawCall]]
+_FORMS: tuple[tuple[re.Pattern[str], _Read], ...] = (
+    (_TAGGED, lambda match: _from_body(match[1])),
+    (_FUNCTION, lambda match: _from_function(match[1], match[2])),
+    (_BARE, lambda match: _from_json(match[1])),
+    (_FENCE, lambda match: _from_json(match[1])),
+)

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from agent.calls import CheckedCall, calls_in_text, check_call, without_calls
+from agent.calls import CheckedCall, check_call, split_calls
 from agent.clock import RowClock
 from agent.errors import ModelError, RunStopped
 from agent.faults import Done, guarded
 from agent.models.base import Model, ModelRequest
-from agent.schema import schema_problem
+from agent.schema import problem_in_time
 from agent.text import Redactor, clean, json_text
 from agent.types import NO_SPEND, Message, RawCall, Reply, Spend, ToolCall
 from tools.base import Tool, ToolContext, ToolSpec
@@ -96,6 +96,7 @@ class Conversation:
         self._bad_turns = 0
         self._empty_replies = 0
         self._cuts = 0
+        self._unanswered: list[CheckedCall] = []  # calls of the last turn without a result so far
         self._cut_reply: Message | None = None  # its text so far: kept apart until it is whole
 
     async def run(self) -> End:
@@ -109,7 +110,11 @@ class Conversation:
             self.settle()
 
     def settle(self) -> None:
-        """A text that was cut becomes the turn it is, once nothing can follow it any more."""
+        """Once nothing can follow any more: a text that was cut becomes the turn it is, calls that got no result have
+        failed."""
+        for call in self._unanswered:
+            self._count(call, ok=False)
+        self._unanswered = []
         if self._cut_reply is not None:
             self.messages.append(self._cut_reply)
             self._cut_reply = None
@@ -199,16 +204,17 @@ class Conversation:
             return self._cut(reply)
         if not reply.content.strip() and not (self._cut_reply and self._cut_reply.content):
             return self._empty()
-        written = calls_in_text(reply.content, tuple(self._tools))
+        written, prose = split_calls(self._joined(reply).content, tuple(self._tools))
         if written and not self.options.parse_text_tool_calls:
             return self._finish(reply, End(status="partial", reason="text_tool_call"))
         if written:
-            return await self._act(msgspec.structs.replace(reply, content=without_calls(reply.content)), written)
-        return self._answer(reply)
+            self._cut_reply = self._cut_reply and msgspec.structs.replace(self._cut_reply, content="")
+            return await self._act(msgspec.structs.replace(reply, content=prose), written)
+        return await self._answer(reply)
 
     def _filtered(self, reply: Reply) -> End:
         if reply.content.strip():
-            self._keep(reply)
+            self.final_response = self._keep(reply).content
         return End(
             status="partial" if self._has_spoken() else "failed",
             reason="filtered",
@@ -230,10 +236,10 @@ class Conversation:
             return None
         return End(status="partial", reason="empty_reply", error="the model answered nothing", retryable=True)
 
-    def _answer(self, reply: Reply) -> End:
+    async def _answer(self, reply: Reply) -> End:
         end = self._finish(reply, End(status="completed"))
         schema = self.options.response_format
-        problem = schema_problem(self.final_response, schema) if schema is not None else ""
+        problem = await problem_in_time(self.final_response, schema) if schema is not None else ""
         return End(status="partial", reason="schema_mismatch", error=problem) if problem else end
 
     def _finish(self, reply: Reply, end: End) -> End:
@@ -267,6 +273,7 @@ class Conversation:
             for number, raw in enumerate(raw_calls)
         ]
         self._keep(reply, tuple(each.call for each in checked))
+        self._unanswered = list(checked)
         await self._run_calls(checked)
         self._bad_turns = self._bad_turns + 1 if all(each.problem_kind for each in checked) else 0
         if self._bad_turns < BAD_TURNS:
@@ -287,12 +294,21 @@ class Conversation:
     async def _run_calls(self, checked: Sequence[CheckedCall]) -> None:
         runnable = [each for each in checked if each.tool is not None]
         if len(runnable) > 1 and all(each.tool.read_only for each in runnable if each.tool):
-            for call, result in zip(checked, await asyncio.gather(*map(self._result, checked)), strict=True):
-                self._note(call, result)
+            await self._run_at_once(checked)
             return
         for call in checked:
             self._note(call, await self._result(call))
             self._stop_if_asked()
+
+    async def _run_at_once(self, checked: Sequence[CheckedCall]) -> None:
+        """Whatever ends one of them, none is left running."""
+        results = await asyncio.gather(*map(self._result, checked), return_exceptions=True)
+        for call, result in zip(checked, results, strict=True):
+            if not isinstance(result, BaseException):
+                self._note(call, result)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     async def _result(self, checked: CheckedCall) -> dict[str, Any]:
         if checked.tool is None:
@@ -304,9 +320,13 @@ class Conversation:
         return outcome.value if isinstance(outcome, Done) else {"error": str(outcome)}
 
     def _note(self, checked: CheckedCall, result: dict[str, Any]) -> None:
-        name = checked.call.name
-        self.events.append(ToolEvent(name, not result.get("error") and result.get("success") is not False))
-        if checked.problem_kind == "invalid_tool":
-            self.refused_names[name] += 1
+        self._unanswered.remove(checked)
+        self._count(checked, ok=not result.get("error") and result.get("success") is not False)
         content = json_text(self._purged(result))
-        self.messages.append(Message(role="tool", content=content, tool_call_id=checked.call.id, name=name))
+        call = checked.call
+        self.messages.append(Message(role="tool", content=content, tool_call_id=call.id, name=call.name))
+
+    def _count(self, checked: CheckedCall, *, ok: bool) -> None:
+        self.events.append(ToolEvent(checked.call.name, ok))
+        if checked.problem_kind == "invalid_tool":
+            self.refused_names[checked.call.name] += 1

@@ -84,6 +84,8 @@ class Rollout:
         self._work = asyncio.create_task(self._guarded())
         await asyncio.wait({self._work, self._abandoned}, return_when=asyncio.FIRST_COMPLETED)
         end = self._work.result() if self._work.done() and not self._work.cancelled() else self._cut_off()
+        if self._conversation is not None:  # an abandoned one has not come to it
+            self._conversation.settle()
         return self.row(end)
 
     # --- start to end

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from agent.models.replies import split_thoughts
 from agent.row import Turn
 from agent.trajectory import parse_trajectory
 from agent.types import Message, Role, ToolCall
@@ -101,7 +102,8 @@ def _message(role: Role, turn: dict[str, Any], number: int, waiting: list[ToolCa
     calls = tuple(_call(call, f"call_{number}_{n}") for n, call in enumerate(turn.get("tool_calls") or ()))
     if len({call.id for call in calls}) < len(calls):
         raise ChatProblem(f"turn {number}: two calls have one id")
-    return Message(role=role, content=content, reasoning=_reasoning(turn), tool_calls=calls)
+    content, reasoning = split_thoughts({**turn, "content": content})
+    return Message(role=role, content=content, reasoning=reasoning, tool_calls=calls)
 
 
 def _answered(call_id: Any, number: int, waiting: list[ToolCall]) -> ToolCall:
@@ -121,13 +123,6 @@ def _content(value: Any, number: int) -> str:
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "".join(part["text"] for part in value)
     raise ChatProblem(f"turn {number}: content must be a string or a list of text parts")
-
-
-def _reasoning(turn: dict[str, Any]) -> str:
-    for key in ("reasoning", "reasoning_content"):
-        if isinstance(text := turn.get(key), str) and text.strip():
-            return text
-    return ""
 
 
 def _call(value: Any, own_id: str) -> ToolCall:

@@ -174,7 +174,9 @@ class Dataset:
             _place(self._table, self._keys, index)
 
     def _changed(self) -> UsageProblem:
-        return UsageProblem(f"{self.path} was changed while the run read it; start it again with --resume")
+        return UsageProblem(
+            f"{self.path} was changed while the run read it: --resume goes on (--allow_config_change for edited rows)"
+        )
 
 
 class Selection(Struct, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str],
     owner = current_owner(settings.run_name)
     if settings.dry_run:
         return Session(_planned(settings, environ, directory), directory, owner, argv, out).dry_run()
+    _refuse_bad_outputs(settings, directory)
     lock = directory.own(owner, steal=settings.steal_lock)
     try:
         if settings.finalize:
@@ -72,6 +73,22 @@ def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str],
     finally:
         directory.remove_if_unused()
         lock.release()
+
+
+def _refuse_bad_outputs(settings: RunSettings, directory: RunDirectory) -> None:
+    """Files that could not be written when all is paid for, or that would overwrite the dataset."""
+    named = records_file(settings)
+    dataset = Path(settings.dataset_file or os.devnull)
+    for path in [*directory.files(), *([named] if named else [])]:
+        if path.is_dir() or (path == named and not _is_writable(path)):
+            raise UsageProblem(f"{path} cannot be written")
+        if path.exists() and dataset.exists() and path.samefile(dataset):
+            raise UsageProblem(f"{path} is the dataset: it would be overwritten; choose another output")
+
+
+def _is_writable(path: Path) -> bool:
+    nearest = next(place for place in [path, *path.absolute().parents] if place.exists())
+    return os.access(nearest, os.W_OK)
 
 
 def _planned(settings: RunSettings, environ: Mapping[str, str], directory: RunDirectory) -> Plan:
@@ -122,7 +139,7 @@ class Session:
             self._print_resume(sys.stderr if self._settings.json_summary else self._out)
             return STOPPED_EARLY
         except KeyboardInterrupt:  # outside the time in which a signal is answered by saving what runs
-            self._print_resume(sys.stderr if self._settings.json_summary else sys.stdout)
+            self._print_resume(sys.stderr if self._settings.json_summary else self._out)
             raise
 
     def _begin(self) -> tuple[dict[str, Any], JournalIndex]:

@@ -40,6 +40,7 @@ class RunLock:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        os.register_at_fork(after_in_child=self.release)  # a plug-in's child must not hold the run
 
     def release(self) -> None:
         """More than once is fine."""

@@ -48,6 +48,7 @@ from tools.errors import UsageProblem
 SILENCE = 10.0  # seconds without a heartbeat, with a row past its deadline: the loop is blocked
 STOP_GRACE = 30.0  # seconds that running rows have to come to an end once a stop was asked for
 CUT_GRACE = 12.0  # seconds that they have once they were cut off
+LAST_WORDS = 1.0  # seconds in which a dead worker's socket is read to its end
 EXIT_GRACE = 15.0  # seconds that an idle worker has to close what it opened
 FRUITLESS = 10  # workers in a row that die before they ask for rows: something is wrong with us
 
@@ -106,6 +107,7 @@ class Member:
         self.retiring = False
         self.last_beat = time.monotonic()
         self.was_ready = False
+        self.ended = False
         self.process: BaseProcess | None = None
         self.task: asyncio.Task[None] | None = None
         self._pool = pool
@@ -305,6 +307,7 @@ class Pool:
         else:
             async with self._starting:
                 member.process = await asyncio.to_thread(start_worker, spec, theirs)
+            loop.add_reader(member.process.sentinel, self._note_end, member)
         member.wire.closed.add_done_callback(lambda _: self._note_end(member))
         return member
 
@@ -325,6 +328,13 @@ class Pool:
                 del batch[key]
 
     def _note_end(self, member: Member) -> None:
+        """Its process is gone, or its socket is closed. Either may be long before the other: a plug-in's child may hold
+        the socket open."""
+        if member.process is not None:
+            asyncio.get_running_loop().remove_reader(member.process.sentinel)
+        if member.ended:
+            return
+        member.ended = True
         self._opening += 1  # until whatever takes its place is there
         ending = asyncio.ensure_future(self._gone(member))
         self._endings.add(ending)
@@ -338,7 +348,10 @@ class Pool:
         self._changed.set()
 
     async def _gone(self, member: Member) -> None:
-        """Its socket is closed: it ended, or died."""
+        """It ended, or died. What it said before is heard first."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(member.wire.closed), LAST_WORDS)
+        member.wire.close()
         member.let_go()
         code = await self._exit_code(member)
         self._members.remove(member)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.prompt import Prompt
+from agent.schema import schema_fault
 from agent.text import clean
 from batch.chat import ChatProblem, read_chat
 
@@ -289,13 +290,7 @@ def _schema(key: str, value: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)  # most datasets give every row the same one
 def _schema_fault(text: str) -> str:
-    from jsonschema import Draft202012Validator, SchemaError  # noqa: PLC0415  slow to import, and seldom needed
-
-    try:
-        Draft202012Validator.check_schema(json.loads(text))
-    except SchemaError as error:
-        return error.message[:200]
-    return ""
+    return schema_fault(json.loads(text))[:200]
 
 
 def _chat(key: str, value: Any) -> Any:

@@ -29,6 +29,7 @@ from batch.work import OpenBatch, Work
 from batch.worker import WorkerSpec, ended_message
 from tools.environments.base import Owner
 from tools.environments.table import load_backend
+from tools.errors import UsageProblem
 
 TICK = 0.5  # seconds between looks at the clock, the gate and the display
 CHECKPOINT_SECONDS = 5.0
@@ -89,6 +90,7 @@ class Run:
         self._checkpointed_at: float | None = None
         self._not_before = 0.0
         self._since_checkpoint = 0
+        self._requests_before = self._gate.spent.requests
         self._seen: Counter[bool] = Counter()  # rows ended in this invocation, by whether they had reasoning
 
     # --- start to end
@@ -102,6 +104,10 @@ class Run:
             await self._pool.run()
         except RunStopped as stop:
             self.stopped = self.stopped or stop
+        except UsageProblem as problem:
+            if self._gate.spent.requests == self._requests_before:
+                raise
+            self.stopped = RunStopped("usage", str(problem))  # what was paid for is kept and merged
         finally:
             ticking.cancel()
             self._progress.update(self._snapshot())

@@ -58,6 +58,11 @@ class RunDirectory:
         self._started_at = ""
         self._made: list[Path] = []  # by `own`, innermost first
 
+    def files(self) -> tuple[Path, ...]:
+        """Those that are written whole: none may be a directory, or be somebody else's."""
+        derived = (self.checkpoint_path, self.trajectories_path, self.statistics_path, self.metrics_path)
+        return (*derived, self.failures_path, self.manifest_path, self.log_path, self.path / "tasks.jsonl")
+
     def own(self, owner: Owner, *, steal: bool = False, patience: float = PATIENCE) -> RunLock:
         """Makes the directory if need be and takes its lock. UsageProblem if another process has it, or it cannot be
         made."""

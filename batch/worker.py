@@ -367,6 +367,7 @@ def _end_with_parent(worker: Worker) -> None:
 
 async def _serve(spec: WorkerSpec, connection: socket.socket) -> None:
     worker = Worker(spec)
+    os.register_at_fork(after_in_child=connection.close)  # a plug-in's child is not this worker
     threading.Thread(target=_end_with_parent, args=(worker,), daemon=True).start()
     await asyncio.get_running_loop().create_connection(lambda: worker.wire, sock=connection)
     sys.stdout = sys.stderr = _Said(worker.wire)

@@ -38,6 +38,12 @@ class CallFailed(Exception):
         )
 
 
+def _too_late(failure: CallFailed, request: ModelRequest) -> bool:
+    """Whether the wait that the endpoint asks for would outlast the row."""
+    verdict = failure.verdict
+    return verdict.kind == "transient" and (verdict.retry_after or 0.0) > request.clock.remaining()
+
+
 class Caller:
     """Sends until a reply comes, the row's fault is certain or the tries are used up.
 
@@ -68,7 +74,7 @@ class Caller:
                 spend += failure.verdict.spend
                 request.tally.spend += failure.verdict.spend
                 tries += failure.verdict.kind == "transient"
-                if failure.verdict.kind == "row_fault" or tries >= self._tries:
+                if failure.verdict.kind == "row_fault" or tries >= self._tries or _too_late(failure, request):
                     raise failure.ends_row(spend) from failure
                 if failure.verdict.kind == "transient":
                     await asyncio.sleep(self._pause(tries, failure.verdict.retry_after))

@@ -37,6 +37,7 @@ class _Played(Struct):
 
     conversations: list[Turn]
     context_turns: int = 0
+    end_status: str = ""
 
 
 class ReplayModel:
@@ -54,11 +55,9 @@ class ReplayModel:
 
     async def reply(self, request: ModelRequest) -> Reply:
         """The turn that the earlier run had here. Raises ModelError where it has none."""
-        turns = self._turns(request)
+        turns, end = self._turns(request)
         if request.turn > len(turns):
-            raise ModelError(
-                f"the replayed row has {len(turns)} assistant turns", reason="replay_ended", retryable=False
-            )
+            raise _row_ended(len(turns), end)
         reply = _reply(turns[request.turn - 1])
 
         async def send(_: Lease) -> tuple[Reply, Verdict]:
@@ -74,7 +73,8 @@ class ReplayModel:
             if key:
                 self._places[_digest(key, header.sample_index)] = place
 
-    def _turns(self, request: ModelRequest) -> list[Message]:
+    def _turns(self, request: ModelRequest) -> tuple[list[Message], str]:
+        """The row's assistant turns, and its status."""
         keys = (_digest(key, request.sample_index) for key in (request.row_key, request.task_id))
         place = next((self._places[key] for key in keys if key in self._places), None)
         if place is None:
@@ -85,7 +85,7 @@ class ReplayModel:
             row = msgspec.json.decode(file.readline(), type=_Played)
         given = sum(turn.sender == "gpt" for turn in row.conversations[: row.context_turns + 1])
         said = [message for message in parse_trajectory(row.conversations).messages if message.role == "assistant"]
-        return said[given:]
+        return said[given:], row.end_status
 
 
 def open_replay(directory: Path, gate: Gate) -> ReplayModel:
@@ -94,6 +94,11 @@ def open_replay(directory: Path, gate: Gate) -> ReplayModel:
     if not files:
         raise UsageProblem(f"{directory}: no batch_N.jsonl and no trajectories.jsonl to replay")
     return ReplayModel(files, gate)
+
+
+def _row_ended(turns: int, status: str) -> ModelError:
+    message = f"the replayed row has {turns} assistant turns and ended as {status or 'it is not known how'}"
+    return ModelError(message, reason=f"replayed_{status}" if status else "replay_ended", retryable=False)
 
 
 def _batch_files(directory: Path) -> list[Path]:

@@ -6,7 +6,7 @@ llama.cpp send them. Every text is clean: no lone surrogates, no NUL.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeGuard
 
 import msgspec
@@ -44,11 +44,11 @@ def parse_reply(body: bytes, price_usage: PriceUsage) -> Reply:
         _fail("malformed_function_call", "the model's function call was malformed", spend)
     if finish_reason == "error" or choice.get("error"):
         _fail("error_body", error_of(choice.get("error") or "the provider broke off").message, spend)
-    content, inline = split_inline(content_text(message.get("content")))
+    content, reasoning = split_thoughts(message)
     refusal = _string(message.get("refusal")) or _refusal_part(message.get("content"))
     return Reply(
         content=content or refusal,
-        reasoning=_joined([*_field_reasoning(message), *_part_reasoning(message.get("content")), *inline]),
+        reasoning=reasoning,
         tool_calls=tuple(_calls(message)),
         finish_reason=finish_reason,
         refusal=bool(refusal and not content) or finish_reason == "refusal",
@@ -84,6 +84,28 @@ def parse_usage(usage: Any) -> Usage:
         reasoning_tokens=_count(outputs.get("reasoning_tokens"), usage.get("reasoning_tokens")),
         total_tokens=_count(usage.get("total_tokens")) or input_tokens + output_tokens,
     )
+
+
+def split_thoughts(message: dict[str, Any]) -> tuple[str, str]:
+    """The text of an assistant's message and its reasoning: that of its fields and thinking parts, else that in inline
+    tags. Beside fields or parts, tags are text, but for a block in front that says the same or nothing."""
+    text = content_text(message.get("content"))
+    reasoning = _joined([*_field_reasoning(message), _part_reasoning(message.get("content"))])
+    if reasoning:
+        return _without_repetition(text, reasoning), reasoning
+    content, inline = split_inline(text)
+    return content, _joined([inline])
+
+
+def _without_repetition(text: str, reasoning: str) -> str:
+    tag = _TAG.search(text)
+    if tag is None:
+        return text
+    front, end = (text[: tag.start()], tag) if tag[1] else ("", _closing(text, tag))
+    if end is None or (not tag[1] and text[: tag.start()].strip()):
+        return text
+    thought = front if tag[1] else text[tag.end() : end.start()]
+    return text[end.end() :].strip() if _bare(thought) in ("", _bare(reasoning)) else text
 
 
 def split_inline(text: str) -> tuple[str, list[str]]:
@@ -214,34 +236,45 @@ def _refusal_part(content: Any) -> str:
     return "".join(_string(_dict(part).get("refusal")) for part in parts)
 
 
-def _field_reasoning(message: dict[str, Any]) -> Iterator[str]:
-    yield _deep_text(message.get("reasoning"))
-    yield _deep_text(message.get("reasoning_content"))
+def _field_reasoning(message: dict[str, Any]) -> Iterator[list[str]]:
+    """Of every field its pieces."""
+    yield [_deep_text(message.get("reasoning"))]
+    yield [_deep_text(message.get("reasoning_content"))]
     details = message.get("reasoning_details")
-    for detail in details if isinstance(details, list) else []:
-        names = ("summary", "thinking", "content", "text")
-        yield next((text for name in names if (text := _deep_text(_dict(detail).get(name)))), "")
+    names = ("summary", "thinking", "content", "text")
+    yield [_first_text(_dict(detail), names) for detail in (details if isinstance(details, list) else [])]
 
 
-def _part_reasoning(content: Any) -> Iterator[str]:
-    for part in content if isinstance(content, list) else []:
-        if _is_thinking(part):
-            yield next((text for name in ("thinking", "text") if (text := _deep_text(part.get(name)))), "")
+def _part_reasoning(content: Any) -> list[str]:
+    parts = content if isinstance(content, list) else []
+    return [_first_text(part, ("thinking", "text")) for part in parts if _is_thinking(part)]
+
+
+def _first_text(part: dict[str, Any], names: Sequence[str]) -> str:
+    return next((text for name in names if (text := _deep_text(part.get(name)))), "")
 
 
 def _is_thinking(part: Any) -> bool:
     return _dict(part).get("type") in ("thinking", "reasoning", "redacted_thinking")
 
 
-def _joined(pieces: list[str]) -> str:
-    """Each piece once, though several fields hold it, be it spaced or cut otherwise; a blank line between them."""
-    kept: list[str] = []
-    for piece in map(str.strip, pieces):
-        bare = _SPACE.sub("", piece)
-        if bare and bare not in _SPACE.sub("", "".join(kept)):
-            kept = [other for other in kept if _SPACE.sub("", other) not in bare]
-            kept.append(piece)
-    return "\n\n".join(kept)
+def _joined(sources: Sequence[list[str]]) -> str:
+    """The pieces of all sources, a blank line between them. A source that another holds as a whole, be it spaced or cut
+    otherwise, and a piece that another has too are left out; the pieces of one source are never weighed against each
+    other."""
+    kept: list[list[str]] = []
+    for source in sources:
+        bare = _bare(*source)
+        if not bare or any(bare in _bare(*other) for other in kept):
+            continue
+        kept = [other for other in kept if _bare(*other) not in bare]
+        told = {_bare(piece) for other in kept for piece in other}
+        kept.append([piece for piece in source if _bare(piece) not in told])
+    return "\n\n".join(piece.strip() for source in kept for piece in source if piece.strip())
+
+
+def _bare(*pieces: str) -> str:
+    return _SPACE.sub("", "".join(pieces))
 
 
 def _calls(message: dict[str, Any]) -> Iterator[RawCall]:

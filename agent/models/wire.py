@@ -27,7 +27,6 @@ THINKING_BUDGET = {
 TRIM_LEVELS = (8000, 2000, 500)
 """Characters that old tool results keep in requests that did not fit, one step after the other."""
 _NEWEST_KEPT = 2  # tool results that only the last step shortens
-_FORMAT_KINDS = ("json_schema", "json_object", "text")
 
 
 def request_body(request: ModelRequest, target: Target, options: RequestOptions, trim: int = 0) -> bytes:
@@ -41,7 +40,8 @@ def request_body(request: ModelRequest, target: Target, options: RequestOptions,
     body.update(_sampling(request, target.quirks, options))
     body.update(_reasoning(target.quirks, options))
     if request.response_format is not None:
-        body["response_format"] = _response_format(request.response_format)
+        schema = {"name": "answer", "schema": request.response_format}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if target.quirks.routing and (routing := _routing(options)):
         body["provider"] = routing
     return msgspec.json.encode(body)
@@ -133,13 +133,6 @@ def _reasoning(quirks: Quirks, options: RequestOptions) -> dict[str, Any]:
             return {"thinking": switch | ({"budget_tokens": THINKING_BUDGET[effort]} if enabled else {})}
         case "template":
             return {"chat_template_kwargs": {"enable_thinking": enabled}}
-
-
-def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:
-    """A ready-made `response_format`, or the one that asks for a bare JSON schema."""
-    if wanted.get("type") in _FORMAT_KINDS:
-        return wanted
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}}
 
 
 def _routing(options: RequestOptions) -> dict[str, Any]:

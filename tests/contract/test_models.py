@@ -334,6 +334,16 @@ async def test_a_redirect_is_named_and_no_key_goes_there(
         assert other.stats.requests == 0
 
 
+async def test_a_wait_that_would_outlast_the_row_ends_it_with_what_was_answered(chat: Chat) -> None:
+    chat.endpoint.set_rules([{"status": 503, "headers": {"Retry-After": "100"}}])
+    request = asking(seconds=3)
+    began = time.monotonic()
+    async with request.clock.timeout:
+        error = await failing(chat.open(), request)
+    assert (error.reason, error.retryable, error.spend.requests) == ("server_error", True, 1)
+    assert time.monotonic() - began < 2
+
+
 @pytest.fixture
 def ports_of_nobody() -> Iterator[list[int]]:
     """One refuses connections; one neither refuses nor takes them: what waits there is too much already."""

@@ -73,6 +73,11 @@ MISTAKES = {
     "unknown toolset": (["--disabled_toolsets=terminl"], "did you mean terminal?"),
     "unknown backend": (["--container_backend=dockr"], "did you mean docker"),
     "tools that are not here": (["--enabled_toolsets=image_gen"], "not available here: image_gen"),
+    "no tool is left": (["--disabled_toolsets=terminal"], "leaves no tool of enabled_toolsets"),
+    "no tool of a distribution is left": (
+        ["--enabled_toolsets=", "--distribution=terminal_only", "--disabled_toolsets=terminal,process,file"],
+        "leaves no tool of distribution terminal_only",
+    ),
     "no docker": (["--container_backend=docker"], "docker is not running"),
     "an image on a backend without": (["--image=debian"], "local .*no images"),
     "no key": (["--model=gpt-4o"], "OPENAI_API_KEY"),
@@ -116,7 +121,7 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(name: str, tmp_path: Path) -
     assert (code, out) == (2, "")
     assert re.search(said, one_line(err)), err
     assert contents(tmp_path) == before
-    assert not list((tmp_path / "data").glob("*"))
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_mistaken_variable_is_refused(tmp_path: Path) -> None:
@@ -306,6 +311,34 @@ def test_one_prompt_that_failed_is_resumed_by_the_command_on_stderr(tmp_path: Pa
 
 
 # --- a dry run
+
+
+def test_a_run_that_a_program_started_is_resumed_by_the_command_it_prints(tmp_path: Path) -> None:
+    flags = [*small_run(tmp_path, [{"prompt": "a", "setup": "[ -e made ]"}]), "--network=none", "--no-save_all"]
+    (tmp_path / "started.py").write_text(
+        "import os\n"
+        "from batch.invocation import run\n"
+        "from batch.settings import load_settings\n"
+        "if __name__ == '__main__':\n"
+        f"    settings, _ = load_settings({flags!r}, os.environ)\n"
+        "    raise SystemExit(run(settings, argv=[], environ=os.environ))\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, "started.py"],
+        cwd=tmp_path, env=environment(tmp_path, PYTHONPATH=str(ROOT)), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "started.py" not in done.stdout.splitlines()[-1]
+    code, out, err = resume(done.stdout, tmp_path, "--dry_run")
+    assert code == 0, out + err
+    saved = json.loads((tmp_path / "data/r/run.json").read_bytes())["settings"]
+    assert (saved["network"], saved["save_all"]) == ("none", False)
+    code, out, err = resume(done.stdout, tmp_path)
+    assert code == 1, out + err
+    again = json.loads((tmp_path / "data/r/run.json").read_bytes())["settings"]
+    assert {**saved, "resume": True} == again
 
 
 def test_a_dry_run_writes_nothing_and_asks_no_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,24 @@ def test_a_checker_can_judge_afterwards(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in (tmp_path / "data/r").glob("batch_*.jsonl")] == before
 
 
+def test_a_checker_that_fails_afterwards_is_told_of_and_the_run_still_resumes(tmp_path: Path) -> None:
+    (tmp_path / "checks.py").write_text(
+        "def check(task, environment):\n    return environment.folder if task['id'] == 'b' else True\n",
+        encoding="utf-8",
+    )
+    rows: Rows = [{"prompt": name, "id": name} for name in "ab"] + [{"prompt": "c", "id": "c", "setup": "exit 1"}]
+    assert run_program(*small_run(tmp_path, rows), "--max_attempts=1", home=tmp_path)[0] == 1
+    flags = ["--run_name=r", "--finalize", "--success_checker=checks.py:check"]
+    code, out, err = run_program(*flags, home=tmp_path)
+    assert code == 1, out + err
+    assert "warning: the checker failed on 1 rows" in err
+    words = shlex.split(out.splitlines()[-1])
+    assert {"--run_name=r", "--max_attempts=1", "--resume", f"--dataset_file={tmp_path}/prompts.jsonl"} <= set(words)
+    assert not any("finalize" in word for word in words)
+    code, out, err = run_program(*words[2:], home=tmp_path)
+    assert (code, "nothing is left to run" in err) == (1, True), out + err
+
+
 def test_a_file_of_the_current_directory_shadows_no_package(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('shadowed')\n", encoding="utf-8")
     (tmp_path / "msgspec.py").write_text("raise SystemExit('shadowed')\n", encoding="utf-8")
@@ -308,6 +327,26 @@ def test_the_hook_is_called_in_the_parent_once_for_every_end(tmp_path: Path) -> 
     ]
     assert {each[0] for each in told} == {parent}
     assert os.getpid() != parent
+
+
+def test_a_hook_may_be_async(tmp_path: Path) -> None:
+    (tmp_path / "hook.py").write_text(
+        "import asyncio\n"
+        "from pathlib import Path\n"
+        "lock = asyncio.Lock()\n"
+        "async def told(task):\n"
+        "    async with lock:\n"
+        "        await asyncio.sleep(0)\n"
+        "        Path('told-' + task['id']).touch()\n"
+        "        if task['id'] == 'a': raise RuntimeError('hook broke')\n",
+        encoding="utf-8",
+    )
+    rows: Rows = [{"prompt": name, "id": name} for name in "ab"]
+    code, out, err = run_program(*small_run(tmp_path, rows), "--on_task_done=hook.py:told", home=tmp_path)
+    assert code == 0, out + err
+    assert sorted(path.name for path in tmp_path.glob("told-*")) == ["told-a", "told-b"]
+    assert "on_task_done: a: RuntimeError: hook broke" in err
+    assert "never awaited" not in err
 
 
 def test_two_runs_of_a_deterministic_setting_leave_the_same_files(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_the_script_starts_and_resumes_the_run_of_terminal_tasks(tmp_path: Path)
     dataset.write_bytes((EXAMPLES / "quickstart.jsonl").read_bytes())
     settings = ["--model=scripted:datagen-config-examples/quickstart_script.yaml", "--container_backend=local"]
     settings += [f"--dataset_file={dataset}", f"--output_dir={tmp_path}", "--max_samples=3", "--image="]
-    settings += ["--price_in=1", "--price_out=1"]
+    settings += ["--price_in=1", "--price_out=1"]  # a script has none
     for _ in range(2):
         done = subprocess.run(
             ["sh", str(EXAMPLES / "run_terminal_tasks.sh"), *settings],
@@ -100,3 +100,47 @@ def test_the_script_starts_and_resumes_the_run_of_terminal_tasks(tmp_path: Path)
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert len(lines(tmp_path / "terminal_tasks" / "trajectories.jsonl")) == 3
+
+
+def test_the_script_and_its_settings_work_as_they_are_delivered(tmp_path: Path) -> None:
+    for name in ("batch_runner.py", "toolset_distributions.py", "datagen-config-examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "look"}\n', encoding="utf-8")
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(tmp_path / "datagen-config-examples/run_terminal_tasks.sh"), "--dry_run", *NO_ENGINE],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OPENROUTER_API_KEY": "a-key-for-the-example"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "openrouter" in done.stdout
+
+
+NO_ENGINE = ("--container_backend=local", "--image=")
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_make_run_names_the_files_and_passes_a_failure_on(code: int, tmp_path: Path) -> None:
+    (tmp_path / "Makefile").symlink_to(ROOT / "Makefile")
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "requirements.lock").touch()
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        '#!/bin/sh\n[ "$1" != -c ] || { echo local; exit 0; }\n'
+        f'[ {code} = 2 ] || {{ mkdir -p "data/$5" && touch "data/$5/trajectories.jsonl"; }}\nexit {code}\n',
+        encoding="utf-8",
+    )
+    python.chmod(0o755)
+    (tmp_path / ".venv/run.stamp").touch()
+    done = subprocess.run(["make", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (2 if code else 0), done.stdout + done.stderr
+    assert ("trajectories: data/quickstart-" in done.stdout) == (code != 2)
+    assert (f"exit code {code}" in done.stderr) == bool(code)

@@ -1,7 +1,7 @@
 """Every command and program of the README, run; its table of settings, compared; its map, looked up."""
 
-import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,28 +19,31 @@ PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder that looks like the repository, for runs that write into it."""
+    """A folder that looks like the repository after `make run`, for runs that write into it."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
     for name in ("batch_runner.py", "toolset_distributions.py", "datagen-config-examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:
+    """In a shell in which the README's first command was given."""
+    words = ["bash", "-euc", f"{SHELL_BLOCKS[0]}\n{shlex.join(command)}"]
     env = environment(folder, PYTHONPATH=str(ROOT), **variables)
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     done = subprocess.run(
-        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
+        words, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def test_there_is_something_to_run() -> None:
-    assert len(SHELL_BLOCKS) == 3
+    assert SHELL_BLOCKS[0].strip() == ". .venv/bin/activate"
+    assert len(SHELL_BLOCKS) == 4
     assert len(PYTHON_BLOCKS) == 2
 
 
-@pytest.mark.parametrize("block", SHELL_BLOCKS, ids=["first", "config", "listings"])
+@pytest.mark.parametrize("block", SHELL_BLOCKS[1:], ids=["first", "config", "listings"])
 def test_commands(block: str, checkout: Path) -> None:
     with EndpointProcess(calls=1) as endpoint:
         for command in re.sub(r"=\.\.\.", "=a-key-for-the-readme", block).strip().splitlines():
@@ -53,7 +56,10 @@ def test_commands(block: str, checkout: Path) -> None:
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=["agent", "run"])
 def test_programs(block: str, checkout: Path) -> None:
     (checkout / "program.py").write_text(block, encoding="utf-8")
-    assert run([sys.executable, "program.py"], checkout)
+    said = run(["python", "program.py"], checkout)
+    assert said
+    for expected in re.findall(r"^# (.*)$", block, re.MULTILINE):
+        assert expected in said.splitlines()
 
 
 def test_the_table_of_settings_is_the_definitions() -> None:
@@ -63,7 +69,7 @@ def test_the_table_of_settings_is_the_definitions() -> None:
 
 def test_the_example_output_is_what_a_run_prints(checkout: Path) -> None:
     config = "datagen-config-examples/quickstart.yaml"
-    shown = run([sys.executable, "batch_runner.py", "--config", config, "--run_name", "shown"], checkout)
+    shown = run(["python", "batch_runner.py", "--config", config, "--run_name", "shown"], checkout)
     example = re.sub(r"quickstart-\d+T\d+Z", "shown", README)
     assert [line for line in shown.splitlines() if line not in example] == []
 

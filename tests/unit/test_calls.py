@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.calls import calls_in_text, check_call, without_calls
+from agent.calls import check_call, split_calls
 from agent.text import clean
 from agent.types import RawCall
 from tools.toolsets import select_tools
@@ -62,6 +62,12 @@ def test_unknown_names_keep_their_arguments(name: str) -> None:
     assert check('{"a": 1}', name) == ("invalid_tool", {"a": 1})
 
 
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("arguments", ['{"a": oops}', '{"a": "x', "[1]", ""])
+def test_an_unknown_name_comes_before_what_is_wrong_with_its_arguments(arguments: str, cut: bool) -> None:
+    assert check(arguments, "no_such_tool", cut=cut) == ("invalid_tool", {})
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -75,18 +81,31 @@ def test_unknown_names_keep_their_arguments(name: str) -> None:
     ],
 )
 def test_calls_written_as_text(text: str) -> None:
-    (found,) = calls_in_text(text, ["terminal"])
+    (found,), prose = split_calls(text, ["terminal"])
+    assert prose in ("", "Let me look.")
     assert check_call(found, "a", TOOLS, cut=False, purge=clean).call.arguments == {"command": "ls"}
-    assert calls_in_text(text, ["read_file"]) == ()
+    assert split_calls(text, ["read_file"]) == ((), text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "The name of the tool is terminal.", '{"a": 1}', "<tool_call>", "{", "<function="]
 )
 def test_prose_is_no_call(text: str) -> None:
-    assert calls_in_text(text, ["terminal"]) == ()
+    assert split_calls(text, ["terminal"]) == ((), text)
 
 
-def test_the_prose_around_calls_remains() -> None:
-    assert without_calls('Let me look. <tool_call>{"name": "x"}</tool_call> ') == "Let me look."
-    assert without_calls('{"name": "terminal", "arguments": {}}') == ""
+CALL = '{"name": "terminal", "arguments": {"command": "ls"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "prose"),
+    [
+        (f"Let me look. <tool_call>{CALL}</tool_call> ", "Let me look."),
+        (CALL, ""),
+        (f"Let me look.\n```json\n{CALL}\n```\nThen on.", "Let me look.\n\nThen on."),
+        (f'```json\n{{"a": 1}}\n```\n```json\n{CALL}\n```', '```json\n{"a": 1}\n```'),
+    ],
+)
+def test_the_prose_around_calls_remains(text: str, prose: str) -> None:
+    found, rest = split_calls(text, ["terminal"])
+    assert (len(found), rest) == (1, prose)

@@ -364,6 +364,54 @@ async def test_only_the_last_call_of_a_cut_reply_counts_as_cut(stage: Stage) -> 
     assert "cut off" in second["error"]
 
 
+async def test_a_call_in_text_that_a_length_cut_parts_is_seen_whole(stage: Stage) -> None:
+    head = {"content": 'I will. <tool_call>{"name": "echo", "argum', "finish_reason": "length"}
+    tail = {"content": 'ents": {"text": "x"}}</tool_call>'}
+    off = stage.open([head, tail])
+    assert (await off.run()).reason == "text_tool_call"
+    on = stage.open([head, tail, DONE], parse_text_tool_calls=True)
+    assert (await on.run()).status == "completed"
+    assert results(on) == [{"said": "x"}]
+    assert [message.content for message in on.messages if message.role == "assistant"] == ["I will.", "done"]
+
+
+async def test_a_filtered_text_is_the_final_response(stage: Stage) -> None:
+    conversation = stage.open([{"content": "half of it", "finish_reason": "content_filter"}])
+    assert (await conversation.run()).reason == "filtered"
+    assert conversation.final_response == "half of it"
+
+
+async def test_calls_that_were_cut_off_have_failed(stage: Stage) -> None:
+    hang = Named("hang", lambda _: asyncio.Event().wait())
+    turn = calls(call("echo", text="kept"), call("hang"), call("echo"), call("invented"))
+    conversation = stage.open([turn], tools=[ECHO, hang])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(conversation.run(), 0.3)
+    counted = [(event.name, event.ok) for event in conversation.events]
+    assert counted == [("echo", True), ("hang", False), ("echo", False), ("invented", False)]
+    assert conversation.refused_names == {"invented": 1}
+    conversation.settle()
+    assert len(conversation.events) == 4
+
+
+async def test_a_lost_sandbox_leaves_no_call_running(stage: Stage) -> None:
+    ended: list[int] = []
+
+    async def look(arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments["n"] == 1:
+            raise EnvironmentLost("the sandbox is gone")
+        await asyncio.sleep(0.1)
+        ended.append(arguments["n"])
+        return arguments
+
+    turn = calls(call("look", n=0), call("look", n=1), call("look", n=2))
+    conversation = stage.open([turn], tools=[Named("look", look, read_only=True)])
+    with pytest.raises(EnvironmentLost):
+        await conversation.run()
+    assert ended == [0, 2]
+    assert [event.ok for event in conversation.events] == [True, True, False]
+
+
 async def test_an_answer_that_misses_its_schema(stage: Stage) -> None:
     schema = {"type": "object", "required": ["n"]}
     for text, status in (('{"n": 1}', "completed"), ("{}", "partial"), ("no JSON", "partial")):

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from batch.manifest import FIXED, Invocation, begun, differences, ended, seconds_so_far
+from batch.manifest import FIXED, Invocation, begun, closed_at, differences, ended, seconds_so_far
 from batch.settings import RunSettings
 from tools.errors import UsageProblem
 
@@ -61,3 +61,13 @@ def test_an_invocation_is_closed_with_its_time() -> None:
     assert [entry["end"] for entry in second["invocations"]] == ["budget", ""]
     assert seconds_so_far(ended(second, ended_at="later", seconds=2, end="finished")) == 3.25
     assert seconds_so_far(None) == 0
+
+
+def test_an_invocation_that_could_not_close_itself_lasted_until_it_was_last_seen() -> None:
+    first = begun(None, invocation(), allow_change=False)
+    closed = closed_at(first, "2026-01-01T00:01:02.500Z")
+    assert seconds_so_far(closed) == 62.5
+    assert closed["invocations"][0]["end"] == "cut off"
+    assert closed_at(closed, "2026-01-01T01:00:00.000Z") == closed
+    assert closed_at(first, "") == first
+    assert closed_at(first, "2025-12-31T00:00:00.000Z") == first

@@ -28,7 +28,10 @@ def test_the_users_prices_beat_the_table_and_an_unknown_model_has_none() -> None
 def test_routers_prefixes_and_dates_are_looked_through_but_no_name_is_guessed() -> None:
     assert price_of("openai/gpt-4o-2024-08-06") == price_of("GPT-4o") == price_of("gpt-4o")
     assert price_of("claude-sonnet-4-5-20250929") == price_of("claude-sonnet-4-5")
+    assert price_of("gemini-2.5-flash-001") == price_of("gemini-2.5-flash")
+    assert price_of("anthropic/claude-sonnet-4.5") == price_of("claude-sonnet-4-5")
     assert price_of("gpt-4o-mini") != price_of("gpt-4o")
+    assert price_of("claude-sonnet-4-99") is None
     assert price_of("gpt-4o-audio-preview") is None
     assert price_of("gpt-4o:free") is None
 

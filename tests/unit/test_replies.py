@@ -178,6 +178,35 @@ def test_different_reasoning_of_several_fields_is_all_kept() -> None:
     assert parse(said(message)).reasoning == "one\n\ntwo\n\nthree"
 
 
+def test_pieces_of_one_field_are_not_weighed_against_each_other() -> None:
+    details = [{"text": text} for text in ("Look into main.py", "main.py", "Yes.", "Yes.")]
+    whole = "Look into main.py\n\nmain.py\n\nYes.\n\nYes."
+    assert parse(said({"content": "", "reasoning_details": details})).reasoning == whole
+    assert parse(said({"content": "", "reasoning": "main.py", "reasoning_details": details})).reasoning == whole
+    overlapping = parse(said({"content": "", "reasoning": "Yes.", "reasoning_details": [{"text": "Yes. No."}]}))
+    assert overlapping.reasoning == "Yes. No."
+    thoughts = "<think>Look at it</think>so<think>it</think>"
+    assert parse(said({"content": thoughts})).reasoning == "Look at it\n\nit"
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<think>why</think>so", "so"),
+        (" <think>\nwh y\n</think>\nso", "so"),
+        ("why</think>so", "so"),
+        ("<think></think>so", "so"),
+        ("<think>other</think>so", "<think>other</think>so"),
+        ("Use <think>why</think> so", "Use <think>why</think> so"),
+        ("<think>why", "<think>why"),
+    ],
+)
+def test_beside_a_reasoning_field_tags_are_text_unless_they_repeat_it(text: str, content: str) -> None:
+    for message in ({"reasoning": "why"}, {"reasoning_details": [{"text": "why"}]}):
+        reply = parse(said({"content": text, **message}))
+        assert (reply.content, reply.reasoning) == (content, "why")
+
+
 @pytest.mark.parametrize("tag", TAGS)
 def test_inline_tags(tag: str) -> None:
     assert split_inline(f"<{tag}>\nmulti\nline\n</{tag}>\nAnswer") == ("Answer", ["\nmulti\nline\n"])
@@ -458,9 +487,6 @@ async def test_tools_and_formats() -> None:
         {"type": "function", "function": {"name": "t", "description": "does", "parameters": {"type": "object"}}}
     ]
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
-    assert (await body_of(RequestOptions(), response_format={"type": "json_object"}))["response_format"] == {
-        "type": "json_object"
-    }
 
 
 @pytest.mark.parametrize(

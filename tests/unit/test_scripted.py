@@ -239,6 +239,14 @@ async def test_replay_plays_the_last_try_that_has_turns(tmp_path: Path) -> None:
         assert not ended.value.retryable
 
 
+async def test_replay_says_how_the_row_ended(tmp_path: Path) -> None:
+    journal(tmp_path, "batch_0.jsonl", row("a", turns("a", "done"), end_status="max_turns"))
+    model = open_model(ModelSpec(model=f"replay:{tmp_path}"), RunGate())
+    with pytest.raises(ModelError, match="has 2 assistant turns and ended as max_turns") as ended:
+        await model.reply(asking("a", 3, row_key="id:a"))
+    assert ended.value.reason == "replayed_max_turns"
+
+
 async def test_replay_leaves_out_the_turns_that_came_with_the_row(tmp_path: Path) -> None:
     given = [
         Message(role="user", content="q"),

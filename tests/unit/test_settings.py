@@ -16,6 +16,7 @@ from batch.settings import (
     RunSettings,
     load_settings,
     manifest,
+    recorded,
     records_file,
     resume_command,
     run_directory,
@@ -351,6 +352,27 @@ def test_the_command_that_resumes() -> None:
     again, _ = load_settings(words[2:], {})
     expected = msgspec.structs.replace(settings, api_key="", base_url="http://h/v1", resume=True, steal_lock=False)
     assert again == expected
+
+
+def test_settings_alone_make_a_command_that_resumes() -> None:
+    settings = load(
+        "--enabled_toolsets=file,terminal", "--no-save_all", "--shuffle", "--max_cost=2.5", "--api_key=sk-1"
+    )
+    words = shlex.split(resume_command(settings, []))
+    assert words[2:] == [
+        *("--dataset_file=d.jsonl", "--shuffle", "--run_name=r", "--save_all=false"),
+        *("--enabled_toolsets=file,terminal", "--model=m", "--max_cost=2.5", "--resume"),
+    ]
+    assert load_settings(words[2:], {})[0] == msgspec.structs.replace(settings, api_key="", resume=True)
+
+
+@given(st.integers(0, 99), st.booleans(), st.lists(st.sampled_from(["a", "b c", "d'"]), unique=True))
+def test_a_manifest_gives_its_settings_back(seed: int, shuffle: bool, names: list[str]) -> None:
+    settings = msgspec.structs.replace(load(), seed=seed, shuffle=shuffle, only_ids=tuple(names), temperature=0.5)
+    saved = msgspec.json.decode(msgspec.json.encode({"settings": manifest(settings)}))
+    assert recorded(saved) == settings
+    with pytest.raises(UsageProblem, match="damaged"):
+        recorded({"settings": {"no_such_setting": 1}})
 
 
 def test_the_command_that_resumes_one_prompt_names_its_run() -> None:

@@ -1,0 +1,78 @@
+"""What users and their plug-ins do to a run while nobody looks."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.inputs import small_run
+from tests.e2e.program import Program, journal, merged, run_program, wait_until
+
+FORKS = """
+import os, time
+def check(task):
+    if os.fork() == 0:
+        time.sleep(600)
+        os._exit(0)
+    return True, ""
+"""
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_child_that_a_checker_forked_holds_nothing(kill: bool, tmp_path: Path) -> None:
+    checker = tmp_path / "forks.py"
+    checker.write_text(FORKS, encoding="utf-8")
+    flags = [*small_run(tmp_path), f"--success_checker={checker}:check", "--num_workers=1"]
+    with Program(*flags, home=tmp_path) as program:
+        if kill:
+            wait_until(lambda: program.process.poll() is not None or journal(tmp_path / "data" / "r"))
+            program.process.kill()
+        code = program.process.wait(40)  # the children keep its stderr open
+        assert code == (-9 if kill else 0)
+        assert any(process.pid != program.process.pid for process in program.tree())  # the children live
+        code, _, err = run_program(*flags, "--resume", home=tmp_path, timeout=60)
+        assert code == 0, err
+    assert len(merged(tmp_path / "data" / "r")) == 2
+
+
+def test_a_dataset_that_is_edited_under_the_run_loses_nothing_that_was_paid_for(tmp_path: Path) -> None:
+    rows = [{"id": f"r{number}", "prompt": f"prompt {number} " + "x" * 40_000} for number in range(40)]
+    rules = [{"prompt": ".", "turns": [{"reasoning": "So.", "content": "done", "delay": 0.15}]}]
+    flags = [*small_run(tmp_path, rows, rules), "--concurrency=2", "--num_workers=1", "--batch_size=2"]
+    with Program(*flags, home=tmp_path) as program:
+        wait_until(lambda: journal(tmp_path / "data" / "r"))
+        dataset = tmp_path / "prompts.jsonl"
+        changed = dataset.read_bytes().replace(b'"prompt": "p', b'"prompt": "P')
+        with dataset.open("r+b") as file:
+            file.write(changed)
+        code, out, err = program.end()
+    directory = tmp_path / "data" / "r"
+    assert code == 3, err
+    assert "was changed while the run read it" in out + err
+    assert out.strip().splitlines()[-1].endswith("--resume")
+    assert 0 < len(merged(directory)) < 40
+    assert json.loads((directory / "run.json").read_bytes())["invocations"][-1]["end"] == "usage"
+
+
+@pytest.mark.parametrize("output", ["prompts.jsonl", "folder.jsonl"])
+def test_an_output_that_must_not_be_written_is_refused_before_anything_runs(output: str, tmp_path: Path) -> None:
+    flags = [flag for flag in small_run(tmp_path) if not flag.startswith("--run_name")]
+    (tmp_path / "folder.jsonl").mkdir()
+    before = (tmp_path / "prompts.jsonl").read_bytes()
+    code, out, err = run_program(*flags, f"--output={output}", "--output_format=jsonl", home=tmp_path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert (tmp_path / "prompts.jsonl").read_bytes() == before
+    assert not os.path.lexists(tmp_path / output.removesuffix(".jsonl"))
+
+
+@pytest.mark.parametrize("after", [0.02, 0.1, 0.2])
+def test_an_interrupt_while_it_imports_is_an_exit_code(after: float, tmp_path: Path) -> None:
+    with Program(*small_run(tmp_path), home=tmp_path) as program:
+        wait_until(lambda: "batch_runner" in Path(f"/proc/{program.process.pid}/cmdline").read_text(encoding="utf-8"))
+        time.sleep(after)
+        program.interrupt()
+        code, _, err = program.end()
+    assert code in (130, -2)  # -2: Python itself had not begun
+    assert code == -2 or "Traceback" not in err
