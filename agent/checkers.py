@@ -11,8 +11,10 @@ import importlib
 import importlib.util
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 def load_plugin(name: str) -> Plugin:
     """The function of that name. Raises UsageProblem when it cannot be had."""
-    found = attempted(lambda: _from_file(name) if ".py:" in name else _from_module(name), through=(UsageProblem,))
+    through = (UsageProblem, KeyboardInterrupt)
+    found = attempted(lambda: _from_file(name) if ".py:" in name else _from_module(name), through=through)
     if isinstance(found, Fault):
         raise UsageProblem(f"cannot load {name}: {' '.join(str(found).split())}")
     if not callable(found.value):
@@ -51,7 +54,8 @@ def load_plugin(name: str) -> Plugin:
 def _from_file(name: str) -> Any:
     path_text, function = name.rsplit(":", 1)
     path = Path(path_text).resolve()
-    spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}", path)
+    own_name = f"plugin_{sha256(os.fsencode(path)).hexdigest()[:16]}"  # two files may have one name
+    spec = importlib.util.spec_from_file_location(own_name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UsageProblem(f"cannot load {name}: there is no file {path_text}")
     module = importlib.util.module_from_spec(spec)

@@ -33,26 +33,29 @@ class Done(Struct, Generic[T], frozen=True):
 MEANT = (RowFailed, RunStopped, ToolError, UsageProblem, asyncio.CancelledError, TimeoutError)
 """What has a meaning of its own: a row's end, the run's stop, an answer to the model, the user's mistake, cancelling,
 a time limit."""
+CAUGHT = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 
 
 async def guarded(call: Awaitable[T], *, through: tuple[type[BaseException], ...] = MEANT) -> Done[T] | Fault:
     """Awaits tools, checkers and whole rollouts, so that none of them can take its neighbours down. Exceptions of the
-    kinds `through` are raised as they are."""
+    kinds `through` are raised as they are. A KeyboardInterrupt is a plug-in's: loops hear of signals otherwise."""
     try:
         return Done(await call)
     except through:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - what a plug-in, a tool or we did wrong ends as data
+    except CAUGHT as error:  # what a plug-in, a tool or we did wrong ends as data
         return fault_of(error)
 
 
-def attempted(call: Callable[[], T], *, through: tuple[type[BaseException], ...] = MEANT) -> Done[T] | Fault:
-    """As `guarded`, for what is no coroutine."""
+def attempted(
+    call: Callable[[], T], *, through: tuple[type[BaseException], ...] = (*MEANT, KeyboardInterrupt)
+) -> Done[T] | Fault:
+    """As `guarded`, for what is no coroutine and may stand on the main thread, where Ctrl-C is the user's."""
     try:
         return Done(call())
     except through:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+    except CAUGHT as error:
         return fault_of(error)
 
 

@@ -38,6 +38,6 @@ def _returning(future: asyncio.Future[T], value: T) -> Callable[[], None]:
 
 
 def _raising(future: asyncio.Future[T], error: BaseException) -> Callable[[], None]:
-    if isinstance(error, StopIteration):  # a future refuses it
-        error = RuntimeError(f"StopIteration: {error}")
+    if isinstance(error, StopIteration | asyncio.CancelledError):  # a future refuses the one; nobody cancelled, says it
+        error = RuntimeError(f"{type(error).__name__}: {error}")
     return lambda: future.set_exception(error)

@@ -4,10 +4,13 @@ import asyncio
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from batch.options import Option
+from batch.progress import silence
 from batch.settings import CONFIG, Action, run_options
+from tools.errors import UsageProblem
 
 PROGRAM = "batch-runner"
 USAGE = f"usage: {PROGRAM} --dataset_file FILE --run_name NAME --model MODEL [--SETTING VALUE ...]"
@@ -80,7 +83,26 @@ def open_standard_streams() -> None:
 
 
 def show(action: Action, environ: Mapping[str, str]) -> None:
-    """Prints what an action other than `run` asks for."""
+    """Prints what an action other than `run` asks for. UsageProblem if it cannot be written; a reader that is gone
+    has seen enough."""
+    try:
+        with _gone_reader():
+            _show(action, environ)
+            sys.stdout.flush()
+    except OSError as error:
+        silence(sys.stdout)
+        raise UsageProblem(f"the output cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _gone_reader() -> Iterator[None]:
+    try:
+        yield
+    except (BrokenPipeError, SystemExit):  # the latter is what rich makes of the former
+        silence(sys.stdout)
+
+
+def _show(action: Action, environ: Mapping[str, str]) -> None:
     match action:
         case "help":
             print(help_text(), end="")  # noqa: T201 - this is the command line's output

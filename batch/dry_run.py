@@ -12,7 +12,7 @@ from agent.prompt import Prompt
 from agent.rollout import offered_tools
 from agent.types import Usage
 from batch.plan import Plan
-from batch.progress import count_text
+from batch.progress import count_text, counted
 from batch.rows import parse_row
 from batch.settings import RunSettings
 from tools.base import Tool
@@ -84,7 +84,7 @@ def dry_run(plan: Plan, pending: int) -> DryRun:
 def as_text(report: DryRun) -> str:
     """For people."""
     tries = f", {report.samples_per_prompt} samples each" if report.samples_per_prompt > 1 else ""
-    left_out = f", {report.bad_rows} bad rows left out" if report.bad_rows else ""
+    left_out = f", {counted(report.bad_rows, 'bad row')} left out" if report.bad_rows else ""
     lines = [
         f"Dry run of {report.run_name}: no model was called, nothing was written",
         f"  prompts    {report.selected_rows} of {report.rows} rows of {report.dataset}{tries}{left_out};"
@@ -165,7 +165,7 @@ def _estimate(plan: Plan, pending: int, first: int, calls: int) -> Estimate:
 def _estimate_text(each: Estimate) -> str:
     price = "cost unknown" if each.cost_usd < 0 else f"${each.cost_usd:.2f}"
     return (
-        f"{price} with {each.calls_per_prompt} model calls per prompt: {each.requests} requests,"
+        f"{price} with {counted(each.calls_per_prompt, 'model call')} per prompt: {counted(each.requests, 'request')},"
         f" {count_text(each.input_tokens)} tokens in, {count_text(each.output_tokens)} out"
     )
 

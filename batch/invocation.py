@@ -68,7 +68,7 @@ def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str],
         if settings.finalize:
             return Session(finalize_plan(settings, _manifest(directory)), directory, owner, argv, out).finalize()
         if settings.num_workers:
-            start_server([heavy_module(settings.model)])
+            start_server([heavy_module(settings.model)], owner)
         return Session(_planned(settings, environ, directory), directory, owner, argv, out).run()
     finally:
         directory.remove_if_unused()

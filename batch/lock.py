@@ -146,11 +146,13 @@ def _refusal(record: LockRecord | None) -> UsageProblem:
 
 def _record(descriptor: int) -> LockRecord | None:
     try:
-        return msgspec.json.decode(os.pread(descriptor, 4096, 0), type=LockRecord)
+        return msgspec.json.decode(os.pread(descriptor, 4096, 0).partition(b"\n")[0], type=LockRecord)
     except msgspec.DecodeError:
         return None
 
 
 def _set_record(descriptor: int, record: LockRecord) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, msgspec.json.encode(record) + b"\n", 0)
+    """Who reads meanwhile finds a whole record in the first line."""
+    line = msgspec.json.encode(record) + b"\n"
+    os.pwrite(descriptor, line, 0)
+    os.ftruncate(descriptor, len(line))

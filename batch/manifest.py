@@ -5,10 +5,10 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from tools.errors import UsageProblem
 
@@ -33,6 +33,36 @@ FIXED = (
     "image",
 )
 """Settings that decide what the data is: they may not change while a run grows. So too the resolved backend."""
+
+
+Moment = Annotated[datetime, Meta(tz=True)]
+
+
+class _Entry(Struct):
+    started_at: Moment
+    seconds: float
+    end: str
+
+
+class _Dataset(Struct):
+    path: str
+
+
+class _Shape(Struct):
+    """What is relied on of a manifest that was read back."""
+
+    started_at: Moment
+    backend: str
+    settings: dict[str, Any]
+    dataset: _Dataset
+    invocations: Annotated[list[_Entry], Meta(min_length=1)]
+
+
+def checked(manifest: Any) -> dict[str, Any]:
+    """What run.json holds, as it is. msgspec.ValidationError if that is no manifest."""
+    msgspec.convert(manifest, _Shape)
+    found: dict[str, Any] = manifest
+    return found
 
 
 class Invocation(Struct, frozen=True, kw_only=True):

@@ -12,9 +12,12 @@ import msgspec
 from msgspec import Struct
 
 from agent.models.base import Lease, Verdict
+from agent.prompt import Try
 from agent.types import Spend
 
 _LENGTH = struct.Struct("<I")
+
+ERROR_HEAD = 1000  # characters of an error that a PromptEnded carries
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -27,6 +30,19 @@ class Job(Struct, frozen=True, kw_only=True):
     sample_index: int
     attempt: int
     line: bytes
+
+
+def try_of(job: Job, batch_num: int) -> Try:
+    """What a job is to the agent."""
+    return Try(
+        prompt_index=job.prompt_index,
+        task_id=job.task_id,
+        row_key=job.row_key,
+        row_sha=job.row_sha,
+        sample_index=job.sample_index,
+        attempt=job.attempt,
+        batch_num=batch_num,
+    )
 
 
 # --- parent to worker

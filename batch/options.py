@@ -104,8 +104,12 @@ def _in_words(kind: inspect.Type) -> str:
 
 def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     signs = ((">=", kind.ge), (">", kind.gt), ("<=", kind.le))
-    found = [f"{sign} {bound:g}" for sign, bound in signs if bound is not None]
+    found = [f"{sign} {_number(bound)}" for sign, bound in signs if bound is not None]
     return " " + " and ".join(found) if found else ""
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _default_in_words(value: Any) -> str:
@@ -222,6 +226,8 @@ def _yaml_pairs(path: Path) -> list[tuple[str, Any]]:
         raise UsageProblem(f"cannot read {path}: {problem.strerror}") from problem
     except (yaml.YAMLError, ValueError) as problem:
         raise UsageProblem(f"{path} is not YAML: {' '.join(str(problem).split())}") from problem
+    except RecursionError as problem:
+        raise UsageProblem(f"{path} is nested too deeply") from problem
     finally:
         if loader is not None:
             loader.dispose()

@@ -18,7 +18,8 @@ from agent.pricing import cost
 from agent.prompt import Prompt
 from agent.types import Message, Usage
 from batch.dataset import Dataset, DatasetScan, Selection, open_dataset, scan
-from batch.settings import RunSettings, run_directory
+from batch.progress import counted
+from batch.settings import RunSettings, recorded, run_directory
 from tools.environments.base import Limits
 from tools.environments.table import load_backend, resolve_backend
 from tools.errors import RowFailed, UsageProblem
@@ -78,10 +79,9 @@ async def make_plan(settings: RunSettings, environ: Mapping[str, str], recorded_
 
 def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any]) -> Plan:
     """A plan for making a run's files anew: what shapes the data is the manifest's, how it is shown the settings'."""
-    before = manifest["settings"]
+    before = recorded(manifest)
     kept = ("samples_per_prompt", "max_samples", "shuffle", "seed", "spread", "distribution", "batch_size", "model")
-    changes = {name: before[name] for name in kept}
-    changes["prompt"] = before["prompt"]
+    changes = {name: getattr(before, name) for name in (*kept, "prompt")}
     changes["dataset_file"] = settings.dataset_file or _recorded_dataset(manifest, run_directory(settings))
     settings = msgspec.structs.replace(settings, **changes, skip_bad_rows=True)
     dataset, found = read_dataset(settings, run_directory(settings))
@@ -125,10 +125,11 @@ def read_dataset(settings: RunSettings, directory: Path) -> tuple[Dataset, Datas
     try:
         dataset = open_dataset(settings.dataset_file, spool_to=spooled)
         found = scanned(settings, dataset)
-        if spooled.exists():  # only a dataset that can be run takes the place of an earlier one
+        if spooled.is_file():  # only a dataset that can be run takes the place of an earlier one
             dataset.path = str(spooled.replace(directory / "dataset.jsonl"))
     finally:
-        spooled.unlink(missing_ok=True)
+        if spooled.is_file():
+            spooled.unlink()
     return dataset, found
 
 
@@ -155,7 +156,7 @@ def asks_for(toolset: str) -> Any:
 def _bad_rows_text(file: str, found: DatasetScan) -> str:
     shown = [f"{file}:{bad.line}: {bad.reason}" for bad in found.bad[:BAD_ROWS_SHOWN]]
     more = found.bad_rows - len(shown)
-    head = f"{found.bad_rows} bad rows (mend them, or leave them out with --skip_bad_rows)"
+    head = f"{counted(found.bad_rows, 'bad row')} (to be mended, or left out with --skip_bad_rows)"
     return "\n".join([head, *shown, *([f"and {more} more"] if more > 0 else [])])
 
 

@@ -5,39 +5,72 @@ Forked from there, not from the parent, whose threads would leave locks behind t
 
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import msgspec
 
 from batch.worker import SIGNALS, WorkerSpec, worker_main
+from tools.environments.base import Owner
+from tools.environments.owner import decode, encode, is_dead
 
 LONGEST_TEMPORARY = 70  # bytes; see _quietly
+_OWNER = "owner.json"
 IMPORTED = ("batch.cli", "batch.invocation", "tools.terminal", "tools.files", "tools.search")
 
 
-def start_server(heavy: Sequence[str]) -> None:
-    """Early, so that the server imports while the parent reads its dataset. `heavy`: modules of this run's own. Workers
-    have the environment of this moment."""
+def start_server(heavy: Sequence[str], owner: Owner) -> None:
+    """Early, so that the server imports while the parent reads its dataset. `heavy`: modules of this run's own.
+    `owner`: this process. Workers have the environment of this moment."""
     forkserver.set_forkserver_preload([*IMPORTED, *heavy])
     with _quietly():
+        _remove_folders_of_the_dead()
         forkserver.ensure_running()
+        (Path(util.get_temp_dir()) / _OWNER).write_text(encode(owner), encoding="utf-8")
+
+
+def _remove_folders_of_the_dead() -> None:
+    """The folder with the server's socket goes with its owner's end, unless that was a SIGKILL."""
+    for record in Path(tempfile.gettempdir()).glob(f"pymp-*/{_OWNER}"):
+        with suppress(OSError):  # another invocation is at it too
+            owner = decode(record.read_text(encoding="utf-8", errors="replace"))
+            if owner and is_dead(owner):
+                shutil.rmtree(record.parent)
 
 
 def start_worker(spec: WorkerSpec, connection: socket.socket) -> BaseProcess:
     """A worker at the other end of a socket. Blocks; one at a time."""
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=worker_main, args=(msgspec.msgpack.encode(spec), connection), daemon=False)
+    arguments = (msgspec.msgpack.encode(spec), connection, _variables())
+    process = context.Process(target=_worker, args=arguments, daemon=False)
     with _quietly():
         process.start()
     connection.close()
     return process
+
+
+def _worker(spec: bytes, connection: socket.socket, variables: Mapping[str, str | None]) -> None:
+    _restore(variables)  # what was for the server is not for the plug-ins' own subprocesses
+    worker_main(spec, connection)
+
+
+def _variables() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
+
+
+def _restore(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is not None:
+            os.environ[name] = value
+        elif name in os.environ:
+            del os.environ[name]
 
 
 @contextmanager
@@ -45,21 +78,19 @@ def _quietly() -> Iterator[None]:
     """Blocks this thread's signals: one to the group must not hit a child that is not ready for it. The worker unblocks
     them; the fork server, which must outlive it, never does.
 
-    The server makes a socket in the temporary directory, whose whole path may have 107 bytes; and it finds our modules
-    wherever the program was started.
+    The server makes a socket in the temporary directory, whose whole path may have 107 bytes; and it finds our modules,
+    and no others of their names, wherever the program was started.
     """
     resource_tracker.ensure_running()  # would unblock them
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    temporary, path = tempfile.tempdir, os.environ.get("PYTHONPATH")
+    temporary, before = tempfile.tempdir, _variables()
     if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TEMPORARY:
         tempfile.tempdir = "/tmp"  # noqa: S108 - a folder with a random name is made in it
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *([path] if path else [])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), before["PYTHONPATH"]]))
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         yield
     finally:
         tempfile.tempdir = temporary
-        if path is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = path
+        _restore(before)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

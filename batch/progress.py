@@ -71,6 +71,11 @@ def count_text(number: int) -> str:
     return str(number)
 
 
+def counted(number: int, one: str, more: str = "") -> str:
+    """1, call -> 1 call; 2, call -> 2 calls. `more` is a plural that is not made with an s alone."""
+    return f"{number} {one if number == 1 else more or one + 's'}"
+
+
 def facts(snapshot: ProgressSnapshot, pace: Pace) -> list[str]:
     """What stands beside the bar, in order."""
     statuses = [f"{name} {count}" for name, count in sorted(snapshot.by_status.items()) if count]
@@ -146,12 +151,12 @@ class _Lasting(io.TextIOBase):
             self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             self._stream.flush()
         except (OSError, ValueError):
-            _silence(self._stream)
+            silence(self._stream)
             self._stream = io.StringIO()
         return len(text)
 
 
-def _silence(stream: TextIO) -> None:
+def silence(stream: TextIO) -> None:
     """What a broken stream still holds goes nowhere: the interpreter's last flush of it would change the exit code."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -274,12 +279,12 @@ def summary_lines(report: RunReport) -> list[str]:
     """The summary as text."""
     statistics, metrics = report.statistics, report.metrics
     statuses = ", ".join(f"{name} {count}" for name, count in sorted(statistics["by_status"].items()) if count)
-    usage = metrics["usage"]["total_tokens"]
+    requests, tokens = counted(metrics["requests"], "request"), count_text(metrics["usage"]["total_tokens"])
     return [
         f"Run {report.run_name}" + (f" stopped early: {plain(report.stopped)}" if report.stopped else " finished"),
         f"  prompts    {sum(statistics['by_status'].values())}: {statuses or 'none'}",
         f"  success    {100 * metrics['success_rate']:.1f}%",
-        f"  spent      {metrics['requests']} requests, {count_text(usage)} tokens, ${metrics['cost_usd']:.4f}",
+        f"  spent      {requests}, {tokens} tokens, ${metrics['cost_usd']:.4f}",
         *_reasoning_line(statistics["reasoning_statistics"]),
         *_tool_lines(statistics["tool_statistics"]),
         *(f"  {what:<10} {path}" for what, path in report.files.items()),

@@ -12,16 +12,15 @@ from agent.conversation import End
 from agent.errors import RunStopped
 from agent.models.gate import RunGate
 from agent.outcome import Outcome, row_of
-from agent.prompt import Try
 from agent.rollout import offered_tools
 from agent.row import encode_row
 from agent.text import Redactor, clean
 from batch.hook import Hook
 from batch.index import JournalIndex
-from batch.messages import NO_ROW, BatchJob, Job, Log, PromptEnded
+from batch.messages import NO_ROW, BatchJob, Job, Log, PromptEnded, try_of
 from batch.plan import Plan
-from batch.pool import Pool
-from batch.progress import Progress, ProgressSnapshot, RunLog
+from batch.pool import STOP_GRACE, Pool
+from batch.progress import Progress, ProgressSnapshot, RunLog, counted
 from batch.rows import parse_row
 from batch.settings import RunSettings
 from batch.store import RunDirectory
@@ -82,7 +81,7 @@ class Run:
             may_start=self._gate.may_start_row,
         )
         self._progress = Progress(sys.stderr, plan.environ, quiet=plan.settings.quiet)
-        self._hook = Hook(plan.on_task_done, directory, self.say) if plan.on_task_done else None
+        self._hook: Hook | None = None
         self._pool = Pool(
             self._worker_spec(), slots_of(plan.settings, pending), self._gate, self, here=plan.settings.num_workers == 0
         )
@@ -98,6 +97,9 @@ class Run:
     async def execute(self) -> None:
         """Runs what is pending. Raises UsageProblem and InternalFaultError."""
         await self.reap()
+        self._warn_of_foreign_lines()
+        if self._plan.on_task_done:
+            self._hook = Hook(self._plan.on_task_done, self._directory, self.say)
         self._listen()
         ticking = asyncio.create_task(self._tick())
         try:
@@ -114,7 +116,7 @@ class Run:
             self._progress.close()
             await self.reap()
             if self._hook:
-                await asyncio.to_thread(self._hook.close)
+                await self._hook.close()
         self.stopped = self.stopped or self._gate.stopped or self._out_of_budget()
         if self.stopped:
             self.say(f"stopped early: {self.stopped.message}")
@@ -165,6 +167,8 @@ class Run:
         self.signal_code = self.signal_code or code
         if not again:
             self._progress.note("interrupted: running rows are being saved (again to cut them off)")
+        if self._hook:
+            self._hook.hurry(0.0 if again else STOP_GRACE)
         self.stop(RunStopped("interrupt", "interrupted"), now=again)
 
     def stop(self, why: RunStopped, *, now: bool = False) -> None:
@@ -214,9 +218,10 @@ class Run:
         done = message.status in ("completed", "discarded")
         self._gate.row_ended(message.spend, done, message.row_fault, ours=message.error_class == "internal")
         self._work.ended(message, job, self._settings.max_attempts)
-        self._log.write(self._line(message), message.batch_num, message.prompt_index)
+        line = self._line(message, job)
+        self._log.write(line, message.batch_num, message.prompt_index)
         if self._settings.verbose:
-            self._progress.note(f"[B{message.batch_num}:P{message.prompt_index}] {self._line(message)}")
+            self._progress.note(f"[B{message.batch_num}:P{message.prompt_index}] {line}")
         if self._hook:
             self._hook.ended(message)
         self._warn_of_reasoning(message)
@@ -224,11 +229,21 @@ class Run:
         if self._since_checkpoint >= self._settings.checkpoint_interval:
             self._checkpoint_if_due()
 
-    def _line(self, message: PromptEnded) -> str:
+    def _line(self, message: PromptEnded, job: Job | None) -> str:
         reason = f" ({message.reason})" if message.reason and message.reason != message.status else ""
-        error = f": {message.error[: self._settings.log_prefix_chars]}" if message.error else ""
-        calls = f"{message.api_calls} calls, {message.duration_seconds:.1f} s"
-        return f"{message.task_id} {message.status}{reason}, {calls}{error}"
+        calls = f"{counted(message.api_calls, 'call')}, {message.duration_seconds:.1f} s"
+        prompt = self._redactor.text(clean(parse_row(job.line).text)) if job and self._settings.log_prefix_chars else ""
+        texts = {"prompt": self._head(prompt), "error": self._head(message.error)}
+        shown = "".join(f"; {name}: {text}" for name, text in texts.items() if text)
+        return f"{message.task_id} {message.status}{reason}, {calls}{shown}"
+
+    def _head(self, text: str) -> str:
+        """On one line, as long as log lines may show a text."""
+        return " ".join(text[: self._settings.log_prefix_chars].split())
+
+    def _warn_of_foreign_lines(self) -> None:
+        if self._index.foreign:
+            self.say(f"warning: {counted(self._index.foreign, 'line')} of the batch files are no rows: left out")
 
     def _warn_of_reasoning(self, message: PromptEnded) -> None:
         self._seen[message.has_reasoning] += 1
@@ -245,7 +260,7 @@ class Run:
             error_class="worker_died",
             retryable=not last,
         )
-        prompt, which = parse_row(job.line), _try_of(job, batch_num)
+        prompt, which = parse_row(job.line), try_of(job, batch_num)
         tools = offered_tools(prompt, self._plan.policy, job.row_key)
         row = row_of(
             Outcome(
@@ -284,7 +299,7 @@ class Run:
         """See Events."""
         removed = await self._backend.reap()
         if removed:
-            self.say(f"removed {removed} sandboxes whose processes are dead")
+            self.say(f"removed what dead runs left: {counted(removed, 'sandbox', 'sandboxes')}")
 
     def log(self, message: Log) -> None:
         """See Events."""
@@ -310,15 +325,3 @@ class Run:
         self._checkpointed_at = now
         self._checkpoint_at = now + CHECKPOINT_SECONDS
         self._not_before = now + (now - began) / CHECKPOINT_SHARE
-
-
-def _try_of(job: Job, batch_num: int) -> Try:
-    return Try(
-        prompt_index=job.prompt_index,
-        task_id=job.task_id,
-        row_key=job.row_key,
-        row_sha=job.row_sha,
-        sample_index=job.sample_index,
-        attempt=job.attempt,
-        batch_num=batch_num,
-    )

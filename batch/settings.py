@@ -18,11 +18,12 @@ from msgspec import Meta, Struct, field
 
 from agent.models.options import ProviderSort, ReasoningEffort
 from agent.text import clean
+from batch.messages import ERROR_HEAD
 from batch.options import Given, Option, about, merge, options_of, read_environment, read_flags, read_yaml
 from tools.errors import UsageProblem
 
-Count = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
+MOST = 10**12  # sums and products of such numbers stay within the 64 bits of files and messages
+Count = Annotated[int, Meta(ge=1, le=MOST)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 
@@ -63,9 +64,12 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prompt: Annotated[str, about(INPUT, "one prompt instead of a file; the answer goes to stdout")] = ""
     max_samples: Annotated[Count | None, about(INPUT, "the first N rows only (after the shuffle)", shown="all")] = None
     shuffle: Annotated[bool, about(INPUT, "run the rows in an order drawn by `seed`")] = False
-    seed: Annotated[int, about(INPUT, "decides shuffle and the toolsets of every row")] = 0
+    seed: Annotated[
+        Annotated[int, Meta(ge=-(10**18), le=10**18)], about(INPUT, "decides shuffle and the toolsets of every row")
+    ] = 0
     samples_per_prompt: Annotated[
-        Count, about(INPUT, "independent tries of each row: same tools, the sent seed differs")
+        Annotated[int, Meta(ge=1, le=10_000)],
+        about(INPUT, "independent tries of each row: same tools, the sent seed differs"),
     ] = 1
     spread: Annotated[str, about(INPUT, "a toolset: rows that ask for it are interleaved evenly")] = ""
     skip_bad_rows: Annotated[bool, about(INPUT, "count bad rows and go on instead of stopping")] = False
@@ -95,7 +99,9 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         tuple[Retry, ...], about(RESUME, "which ended rows to try again; incomplete is max_turns and partial")
     ] = ("failed",)
     only_ids: Annotated[tuple[str, ...], about(RESUME, "run these task ids only, whatever their end was")] = ()
-    max_attempts: Annotated[Count, about(RESUME, "tries of one row over all invocations")] = 3
+    max_attempts: Annotated[
+        Annotated[int, Meta(ge=1, le=250)], about(RESUME, "tries of one row over all invocations")
+    ] = 3
     allow_config_change: Annotated[
         bool, about(RESUME, "resume although settings that shape the data, or rows, have changed")
     ] = False
@@ -104,12 +110,18 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         False
     )
 
-    batch_size: Annotated[Count, about(RUN, "rows per batch file, the unit of dispatch")] = 10
-    num_workers: Annotated[Natural, about(RUN, "worker processes; 0 runs in the parent", shown="min(4, cores)")] = (
-        field(default_factory=default_workers)
+    batch_size: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)], about(RUN, "rows per batch file, the unit of dispatch")
+    ] = 10
+    num_workers: Annotated[
+        Annotated[int, Meta(ge=0, le=1000)], about(RUN, "worker processes; 0 runs in the parent", shown="min(4, cores)")
+    ] = field(default_factory=default_workers)
+    concurrency: Annotated[Annotated[int, Meta(ge=1, le=100_000)], about(RUN, "prompts in flight over all workers")] = (
+        16
     )
-    concurrency: Annotated[Count, about(RUN, "prompts in flight over all workers")] = 16
-    max_turns: Annotated[Count, about(RUN, "model calls per prompt", "max_iterations", "max_steps")] = 30
+    max_turns: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000)], about(RUN, "model calls per prompt", "max_iterations", "max_steps")
+    ] = 30
     timeout: Annotated[Positive, about(RUN, "seconds for a whole prompt: set-up, loop, checker, clean-up")] = 3600.0
     dry_run: Annotated[bool, about(RUN, "check everything, show what would run; no model call, no file")] = False
 
@@ -135,7 +147,9 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str, about(MODEL, "key, or several with commas", shown="the provider's variable", secret=True)
     ] = ""
     fallback_model: Annotated[tuple[str, ...], about(MODEL, "models tried in order when the model is unavailable")] = ()
-    max_fallback_attempts: Annotated[Natural, about(MODEL, "how many of the fallback models may be tried")] = 3
+    max_fallback_attempts: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST)], about(MODEL, "how many of the fallback models may be tried")
+    ] = 3
     max_tokens: Annotated[Count | None, about(MODEL, "length limit of one reply", shown="not sent")] = None
     temperature: Annotated[NotNegative | None, about(MODEL, "sampling temperature", shown="not sent")] = None
     top_p: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, about(MODEL, "nucleus sampling", shown="not sent")] = (
@@ -162,7 +176,7 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     provider_sort: Annotated[ProviderSort | None, about(MODEL, "OpenRouter: how upstream providers are sorted")] = None
 
     request_timeout: Annotated[Positive, about(BUDGET, "seconds for one model call in total")] = 600.0
-    request_retries: Annotated[Count, about(BUDGET, "tries per model call")] = 5
+    request_retries: Annotated[Annotated[int, Meta(ge=1, le=1000)], about(BUDGET, "tries per model call")] = 5
     endpoint_wait: Annotated[NotNegative, about(BUDGET, "seconds to wait for an endpoint that went away")] = 300.0
     rate_limit_wait: Annotated[NotNegative, about(BUDGET, "seconds to wait under rate limits without one success")] = (
         900.0
@@ -192,7 +206,10 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     volumes: Annotated[tuple[str, ...], about(SANDBOX, "HOST:SANDBOX or HOST:SANDBOX:ro, comma-separated")] = ()
     env_allow: Annotated[tuple[str, ...], about(SANDBOX, "names of variables that are handed into the sandbox")] = ()
 
-    log_prefix_chars: Annotated[Natural, about(DISPLAY, "characters of prompts and results in log lines")] = 100
+    log_prefix_chars: Annotated[
+        Annotated[int, Meta(ge=0, le=ERROR_HEAD)],
+        about(DISPLAY, "characters of a row's prompt and of its error in the log line of its end"),
+    ] = 100
     verbose: Annotated[bool, about(DISPLAY, "more on stderr")] = False
     quiet: Annotated[bool, about(DISPLAY, "no progress")] = False
     json_summary: Annotated[bool, about(DISPLAY, "the final summary as one JSON object")] = False

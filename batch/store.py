@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -15,6 +16,7 @@ from agent.row import Row, decode_row
 from batch.checkpoint import checkpoint
 from batch.journal import BatchFile, Mended, Place, batch_path, disk_stop, mend_tail, sync_directory
 from batch.lock import PATIENCE, RunLock, join, own
+from batch.manifest import Moment, checked
 from tools.environments.base import Owner
 from tools.errors import UsageProblem
 
@@ -36,7 +38,7 @@ class Mending(Struct, frozen=True, kw_only=True):
 
 
 class _Checkpointed(Struct, frozen=True):
-    last_checkpoint_at: str = ""
+    last_checkpoint_at: Moment
 
 
 class RunDirectory:
@@ -131,8 +133,9 @@ class RunDirectory:
     def _remove_half_made(self) -> Iterator[str]:
         for folder in _FOLDERS:
             for path in (self.path / folder).glob("*.tmp"):
-                path.unlink()
-                yield str(path.relative_to(self.path))
+                if path.is_symlink() or not path.is_dir():  # a folder is none of ours
+                    _remove(path)
+                    yield str(path.relative_to(self.path))
 
     def append(self, batch_num: int, row: bytes) -> Place:
         """A row that no worker can write any more. It is on disk when this returns."""
@@ -172,17 +175,18 @@ class RunDirectory:
     def last_checkpoint_at(self) -> str:
         """The time that checkpoint.json tells; "" if there is none."""
         try:
-            return msgspec.json.decode(self.checkpoint_path.read_bytes(), type=_Checkpointed).last_checkpoint_at
-        except (OSError, msgspec.DecodeError):
+            told = msgspec.json.decode(self.checkpoint_path.read_bytes(), type=_Checkpointed).last_checkpoint_at
+            return told.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        except (OSError, msgspec.DecodeError, RecursionError):
             return ""
 
     def read_manifest(self) -> dict[str, Any] | None:
         """run.json; None if there is none. UsageProblem if it cannot be read as what it is."""
         try:
-            return msgspec.json.decode(self.manifest_path.read_bytes(), type=dict[str, Any])
+            return checked(msgspec.json.decode(self.manifest_path.read_bytes()))
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise UsageProblem(
                 f"{self.manifest_path} is damaged ({error}): move it away to go on without it"
             ) from error
@@ -190,6 +194,13 @@ class RunDirectory:
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replaces run.json."""
         replace_file(self.manifest_path, [indented(manifest)])
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_stop(path, error) from error
 
 
 def _row(line: bytes) -> Row | None:
@@ -213,10 +224,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         half_made.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        half_made.unlink(missing_ok=True)
+        with suppress(OSError):  # the first fault is the one to tell
+            half_made.unlink(missing_ok=True)
         raise disk_stop(path, error) from error
     except BaseException:
-        half_made.unlink(missing_ok=True)
+        with suppress(OSError):
+            half_made.unlink(missing_ok=True)
         raise
 
 

@@ -145,6 +145,7 @@ class _Merge:
                 "duration_seconds": round(options.duration_seconds, 2),
                 **self.statistics.to_dict(),
                 "skipped_rows": {"count": options.skipped_rows, "rows": msgspec.to_builtins(options.skipped)},
+                "foreign_lines": index.foreign,
             },
             metrics=self.statistics.metrics(index.spent),
         )

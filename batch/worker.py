@@ -26,7 +26,6 @@ from agent.faults import Fault, attempted, fault_of, guarded
 from agent.models.base import Lease, Model, Verdict
 from agent.models.table import ModelSpec, open_model
 from agent.outcome import RolloutPolicy
-from agent.prompt import Try
 from agent.rollout import Rollout, Surroundings
 from agent.row import Row, encode_row
 from agent.secrets import redactor_for
@@ -34,6 +33,7 @@ from agent.types import Spend
 from batch.journal import JournalWriter
 from batch.lock import join
 from batch.messages import (
+    ERROR_HEAD,
     NO_ROW,
     Ask,
     BatchJob,
@@ -53,6 +53,7 @@ from batch.messages import (
     Unask,
     WantBatch,
     Wire,
+    try_of,
     worker_side,
 )
 from batch.rows import parse_row
@@ -236,16 +237,7 @@ class Worker:
 
     def _start(self, batch_num: int, job: Job) -> None:
         assert self._around is not None
-        which = Try(
-            prompt_index=job.prompt_index,
-            task_id=job.task_id,
-            row_key=job.row_key,
-            row_sha=job.row_sha,
-            sample_index=job.sample_index,
-            attempt=job.attempt,
-            batch_num=batch_num,
-        )
-        rollout = Rollout(parse_row(job.line), which, self._spec.policy, self._around)
+        rollout = Rollout(parse_row(job.line), try_of(job, batch_num), self._spec.policy, self._around)
         self.wire.send(PromptStarted(batch_num, job.row_key, job.sample_index, rollout.clock.deadline))
         task = asyncio.create_task(self._roll(rollout))
         self._running[task] = rollout
@@ -306,7 +298,7 @@ def ended_message(row: Row, offset: int, length: int) -> PromptEnded:
         attempt=row.attempt,
         status=row.status,
         reason=row.reason,
-        error=row.error[:200],
+        error=row.error[:ERROR_HEAD],
         error_class=row.error_class,
         retryable=row.retryable,
         row_fault=row.error_class in ("filtered", "internal") or row.reason == "bad_request",

@@ -99,10 +99,12 @@ def load_script(path: Path) -> Script:
         script = msgspec.convert(yaml.safe_load(path.read_bytes()), Script)
     except OSError as problem:
         raise UsageProblem(f"{path}: cannot read the script: {problem.strerror}") from problem
-    except yaml.YAMLError as problem:
-        raise UsageProblem(f"{path}: not YAML: {' '.join(str(problem).split())}") from problem
     except msgspec.ValidationError as problem:
         raise UsageProblem(f"{path}: {problem}") from problem
+    except (yaml.YAMLError, ValueError) as problem:  # ValueError: a date that is none, a number of thousands of digits
+        raise UsageProblem(f"{path}: not YAML: {' '.join(str(problem).split())}") from problem
+    except RecursionError as problem:
+        raise UsageProblem(f"{path}: nested too deeply") from problem
     for number, rule in enumerate(script.rules):
         _check_pattern(path, number, rule)
     return script

@@ -471,6 +471,8 @@ async def check(task, environment):
             return lambda: 1
         case "exits":
             sys.exit(4)
+        case "ctrl-c":
+            raise KeyboardInterrupt
         case "reads":
             async for _ in environment.read("missing"):
                 pass
@@ -479,17 +481,23 @@ async def check(task, environment):
     return True
 
 def in_thread(task):
+    if task["id"] == "ctrl-c":
+        raise KeyboardInterrupt
     return sys.exit("gone") if task["id"] == "exits" else True
 """
 
 
 def test_whatever_a_checker_does_is_a_verdict(tmp_path: Path) -> None:
     (tmp_path / "checks.py").write_text(CHECKS)
-    names = ["keyword", "mute", "odd", "exits", "reads", "late", "good"]
+    names = ["keyword", "mute", "odd", "exits", "ctrl-c", "reads", "late", "good"]
     with EndpointProcess() as endpoint:
         ran = run_against(endpoint.url, tmp_path, names, "--success_checker=checks.py:check")
         other = run_against(
-            endpoint.url, tmp_path, ["exits", "good"], "--success_checker=checks.py:in_thread", name="threads"
+            endpoint.url,
+            tmp_path,
+            ["exits", "ctrl-c", "good"],
+            "--success_checker=checks.py:in_thread",
+            name="threads",
         )
     assert (ran.code, other.code) == (0, 0), ran.err + other.err
     rows = ran.rows
@@ -497,7 +505,7 @@ def test_whatever_a_checker_does_is_a_verdict(tmp_path: Path) -> None:
     assert {row["status"] for row in rows.values()} == {"completed"}
     assert rows["keyword"]["success_reason"] == "Keyword: no luck"
     assert {rows[name]["error_class"] for name in names if name != "good"} == {"checker_error"}
-    assert [other.rows[name]["success"] for name in ("exits", "good")] == [False, True]
+    assert [other.rows[name]["success"] for name in ("exits", "ctrl-c", "good")] == [False, False, True]
 
 
 def test_the_fallback_model_answers_and_is_named(tmp_path: Path) -> None:
@@ -613,6 +621,8 @@ def test_a_hook_that_fails_is_called_again(tmp_path: Path) -> None:
         "        seen.write(task['id'] + ' ')\n"
         "    if task['id'] == 'late':\n"
         "        raise TimeoutError\n"
+        "    if task['id'] == 'b':\n"
+        "        raise KeyboardInterrupt\n"
         "    sys.exit('enough')\n"
     )
     with EndpointProcess(calls=0) as endpoint:

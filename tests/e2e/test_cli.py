@@ -64,7 +64,11 @@ MISTAKES = {
     "unknown flag": (["--datset_file=x"], "unknown flag --datset_file: did you mean --dataset_file?"),
     "a stray word": (["prompts.jsonl"], "unexpected argument 'prompts.jsonl'"),
     "no value": (["--max_turns"], "--max_turns needs a value"),
-    "a bad value": (["--max_turns=0"], "--max_turns: expected a whole number >= 1, got '0'"),
+    "a bad value": (["--max_turns=0"], "--max_turns: expected a whole number >= 1 and <= 10000, got '0'"),
+    "a number beyond 64 bits": (["--seed=9" + "9" * 30], "--seed: expected a whole number"),
+    "nesting without end": (["--config=deep.yaml"], "deep.yaml is nested too deeply"),
+    "a script nested without end": (["--model=scripted:deep.yaml"], "deep.yaml: nested too deeply"),
+    "a script with a date that is none": (["--model=scripted:date.yaml"], "date.yaml: not YAML"),
     "a bad choice": (
         ["--output_format=xml"],
         "--output_format: expected a comma list of json, jsonl, sharegpt, turns, got 'xml'",
@@ -108,6 +112,8 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(name: str, tmp_path: Path) -
     (tmp_path / "empty").touch()
     (tmp_path / "damaged.gz").write_bytes(b"\x1f\x8b\x08\x00\x01\x02")
     (tmp_path / "typo.yaml").write_text("max_turn: 3\n", encoding="utf-8")
+    (tmp_path / "deep.yaml").write_text("[" * 5000, encoding="utf-8")
+    (tmp_path / "date.yaml").write_text("rules: 2026-99-99", encoding="utf-8")
     (tmp_path / "mapping.yaml").write_text("environment: {type: docker}\n", encoding="utf-8")
     (tmp_path / "broken.py").write_text("raise RuntimeError('at\\nimport')\n", encoding="utf-8")
     (tmp_path / "checker.py").write_text("def check(task): return True\n", encoding="utf-8")
@@ -122,6 +128,51 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(name: str, tmp_path: Path) -
     assert re.search(said, one_line(err)), err
     assert contents(tmp_path) == before
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("action", ["--resume", "--finalize"])
+@pytest.mark.parametrize("damaged", ["{}", '{"settings": 5}'])
+def test_a_manifest_of_another_shape_is_a_mistake(damaged: str, action: str, tmp_path: Path) -> None:
+    flags = small_run(tmp_path)
+    assert run_program(*flags, home=tmp_path)[0] == 0
+    (tmp_path / "data/r/run.json").write_text(damaged, encoding="utf-8")
+    before = contents(tmp_path)
+    code, out, err = run_program(*flags, action, home=tmp_path)
+    assert (code, out) == (2, "")
+    assert "run.json is damaged" in one_line(err)
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_that_ends_in_tmp_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "data/r/foo.tmp").mkdir(parents=True)
+    (tmp_path / "data/r/dataset.jsonl.tmp").mkdir()
+    code, _, err = run_program(*small_run(tmp_path), home=tmp_path)
+    assert code == 0, err
+    assert (tmp_path / "data/r/foo.tmp").is_dir()
+
+
+@pytest.mark.parametrize("action", ["help", "version", "list_providers", "list_distributions", "list_toolsets"])
+def test_a_listing_that_cannot_be_written_is_one_line(action: str, tmp_path: Path) -> None:
+    done = listing(action, tmp_path, os.open("/dev/full", os.O_WRONLY))
+    assert done.returncode == 2
+    assert "No space left on device" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("action", ["help", "list_providers"])
+def test_a_reader_that_goes_away_has_seen_enough(action: str, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = listing(action, tmp_path, write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def listing(action: str, home: Path, out: int) -> "subprocess.CompletedProcess[str]":
+    """Asks for it, with its output into that descriptor, which is closed then."""
+    command = [sys.executable, str(ROOT / "batch_runner.py"), f"--{action}"]
+    with os.fdopen(out, "wb", buffering=0) as stdout:
+        return subprocess.run(
+            command, cwd=home, env=environment(home), stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+        )
 
 
 def test_a_mistaken_variable_is_refused(tmp_path: Path) -> None:
@@ -350,7 +401,7 @@ def test_a_dry_run_writes_nothing_and_asks_no_model(tmp_path: Path) -> None:
         before = contents(tmp_path)
         code, out, err = run_program(*flags, "--dry_run", home=tmp_path)
         assert (code, err) == (0, "")
-        for said in ("2 of 2 rows", "2 samples each", "1 bad rows left out", "4 to run", "terminal", "read_file"):
+        for said in ("2 of 2 rows", "2 samples each", "1 bad row left out", "4 to run", "terminal", "read_file"):
             assert said in out
         for said in ("local", endpoint.url, "gpt-x", "$", "characters a token"):
             assert said in out

@@ -157,6 +157,24 @@ def test_one_signal_waits_no_longer_than_its_grace(bench: Bench) -> None:
     assert {row["status"] for row in bench.journal() if row["task_id"] in ("row2", "row3")} == {"stopped"}
 
 
+def test_a_hook_that_hangs_is_cut_off_by_a_second_signal(bench: Bench) -> None:
+    hook = bench.folder / "hook.py"
+    hook.write_text("import pathlib, time\ndef told(task): pathlib.Path('told').touch(); time.sleep(600)\n")
+    with bench.start(f"--on_task_done={hook}:told") as program:
+        wait_until(lambda: len(bench.ended()) == 4 and (bench.folder / "told").exists())
+        program.interrupt()
+        with pytest.raises(subprocess.TimeoutExpired):  # one signal leaves the hook its time
+            program.process.wait(2)
+        began = time.monotonic()
+        program.interrupt()
+        found, out, err = program.end(20)
+        assert time.monotonic() - began < 6
+        assert found == 130, out + err
+        assert "left behind" in err
+        assert_nothing_is_left(bench, program)
+    assert len(merged(bench.directory)) == 4
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", [0.0, 0.2, 0.5])
 def test_a_signal_while_the_run_starts_ends_it_without_a_traceback(number: int, moment: float, bench: Bench) -> None:

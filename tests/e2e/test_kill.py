@@ -77,6 +77,21 @@ def test_a_run_killed_again_and_again_ends_as_one_that_was_not(
     assert_as(uninterrupted, bench)
 
 
+def test_a_killed_run_is_counted_and_its_folder_removed_by_the_next(bench: Bench) -> None:
+    bench.endpoint.set_rules([{"prompt": "row 3", "delay": 2.0, "times": 1, "message": STEP}])
+    with bench.start("--checkpoint_interval=1", "--concurrency=4") as program:
+        wait_until((bench.directory / "checkpoint.json").exists)
+        program.kill_all()
+    assert list(bench.temp.glob("pymp-*"))
+    bench.finish("--resume")
+    assert not list(bench.temp.glob("pymp-*"))
+    first, second = bench.read("run.json")["invocations"]
+    assert (first["end"], second["end"]) == ("cut off", "finished")
+    assert first["seconds"] > 0
+    total = bench.read("statistics.json")["duration_seconds"]
+    assert total == pytest.approx(first["seconds"] + second["seconds"], abs=0.01)
+
+
 def test_a_run_whose_workers_are_killed_again_and_again_ends_as_one_that_was_not(
     uninterrupted: dict[str, Any], bench: Bench
 ) -> None:

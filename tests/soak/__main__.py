@@ -167,8 +167,6 @@ class Soak:
         self.report.kills.append(time.time())
         program.end(END_WITHIN)
         self.report.invocations.append(program.process.returncode)
-        for folder in self._temp.glob("pymp-*"):  # Python's own, of its fork server
-            shutil.rmtree(folder)
 
     def _interrupt(self, program: Program) -> None:
         program.interrupt(signal.SIGTERM)
@@ -201,8 +199,10 @@ class Soak:
             self.report.faults.append(f"the program did not end within {END_WITHIN:g} s")
             return -1
         self.report.invocations.append(code)
-        if code not in expected or "Traceback" in err:
-            self.report.faults.append(f"exit {code}, not {expected}: {out[-2000:]}{err[-4000:]}")
+        finished = code not in (0, 1) or (self._run / "trajectories.jsonl").exists()
+        if code not in expected or "Traceback" in err or not finished:
+            self.report.faults.append(f"exit {code}, expected {expected}: {out[-2000:]}{err[-4000:]}")
+            return -1
         self._leaves_nothing()
         return code
 

@@ -279,6 +279,23 @@ def test_an_openai_chat() -> None:
     assert prompt.context[2].tool_call_id == prompt.context[1].tool_calls[0].id == "c1"
 
 
+def test_thoughts_in_the_text_of_an_openai_chat_are_split_as_a_reply_is() -> None:
+    said: list[dict[str, Any]] = [
+        {"content": "<think>look first</think>\none file"},
+        {"content": [{"type": "text", "text": "look first</think>one file"}]},
+        {"content": "<think>look first</think>one file", "reasoning": "look first"},
+        {"content": "one file", "reasoning_details": [{"text": "look first"}]},
+    ]
+    for turn in said:
+        chat = [
+            {"role": "user", "content": "how many?"},
+            {"role": "assistant", **turn},
+            {"role": "user", "content": "which?"},
+        ]
+        context = parse_row(json.dumps({"messages": chat}).encode()).context
+        assert context[1] == Message(role="assistant", content="one file", reasoning="look first")
+
+
 def test_from_value_turns() -> None:
     turns = [
         {"from": "system", "value": "be brief"},

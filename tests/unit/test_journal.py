@@ -197,6 +197,15 @@ def test_a_derived_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert not (tmp_path / "full.tmp").is_symlink()
 
 
+MANIFEST: dict[str, Any] = {
+    "started_at": "2026-01-01T00:00:00.000Z",
+    "backend": "local",
+    "settings": {"model": "m"},
+    "dataset": {"path": "prompts.jsonl"},
+    "invocations": [{"started_at": "2026-01-01T00:00:00.000Z", "seconds": 1, "end": ""}],
+}
+
+
 def _break_off(path: Path) -> None:
     with replacing(path) as file:
         file.write(b"tw")
@@ -206,11 +215,37 @@ def _break_off(path: Path) -> None:
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert directory.read_manifest() is None
-    directory.write_manifest({"run_name": "r"})
-    assert directory.read_manifest() == {"run_name": "r"}
-    directory.manifest_path.write_bytes(b'{"run_')
-    with pytest.raises(UsageProblem, match=r"run\.json is damaged"):
-        directory.read_manifest()
+    directory.write_manifest(MANIFEST)
+    assert directory.read_manifest() == MANIFEST
+    for damaged in (b'{"run_', b"{}", b"[]", b"[" * 100_000, json.dumps({**MANIFEST, "settings": 5}).encode()):
+        directory.manifest_path.write_bytes(damaged)
+        with pytest.raises(UsageProblem, match=r"run\.json is damaged"):
+            directory.read_manifest()
+
+
+@pytest.mark.parametrize(
+    "told", [b"{}", b'{"last_checkpoint_at":"soon"}', b'{"x":' * 100_000, b'{"last_checkpoint_at"']
+)
+def test_a_damaged_checkpoint_tells_no_time(told: bytes, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.checkpoint_path.write_bytes(told)
+    assert directory.last_checkpoint_at() == ""
+    directory.checkpoint_path.write_bytes(b'{"last_checkpoint_at":"2026-01-01T00:00:00.000Z"}')
+    assert directory.last_checkpoint_at() == "2026-01-01T00:00:00.000Z"
+
+
+def test_a_folder_that_ends_in_tmp_is_the_users(tmp_path: Path) -> None:
+    (tmp_path / "mine.tmp").mkdir()
+    (tmp_path / "half.tmp").touch()
+    (tmp_path / "dangling.tmp").symlink_to("nowhere")
+    assert sorted(RunDirectory(tmp_path).mend().removed) == ["dangling.tmp", "half.tmp"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.tmp"]
+
+
+def test_a_folder_in_the_place_of_a_half_made_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file.tmp").mkdir()
+    with pytest.raises(RunStopped, match="file cannot be written: Is a directory"):
+        replace_file(tmp_path / "file", [b"x"])
 
 
 def test_rows_are_read_by_place_with_few_open_files(tmp_path: Path) -> None:
@@ -435,7 +470,7 @@ def test_a_scan_finds_what_was_followed_live(dataset: Dataset, tries: list[tuple
 @given(tries=TRIES)
 def test_the_checkpoint_is_the_index(dataset: Dataset, tries: list[tuple[int, int, str, bool]]) -> None:
     with journal(dataset, tries) as (directory, live):
-        directory.write_manifest({"started_at": "2026-01-01T00:00:00.000Z"})
+        directory.write_manifest(MANIFEST)
         directory.write_checkpoint(live, "r")
         told = json.loads(directory.checkpoint_path.read_bytes())
         last = {(row, sample): status for row, sample, status, _ in tries}

@@ -84,6 +84,33 @@ def test_an_owner_that_was_killed_leaves_the_run_free(directory: RunDirectory) -
         directory.own(here()).release()
 
 
+def test_the_record_can_be_read_while_it_is_written(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.path.mkdir()
+    directory.lock_path.write_bytes(msgspec.json.encode(LockRecord(host="x" * 500, owner=here())) + b"\n")
+    read: list[bytes] = []
+    truncate = os.ftruncate
+
+    def watched(descriptor: int, length: int) -> None:
+        read.append(directory.lock_path.read_bytes())
+        truncate(descriptor, length)
+        read.append(directory.lock_path.read_bytes())
+
+    monkeypatch.setattr(os, "ftruncate", watched)
+    directory.own(here()).release()
+    now = LockRecord(host=socket.gethostname(), owner=here())
+    assert [msgspec.json.decode(each.split(b"\n")[0], type=LockRecord) for each in read] == [now, now]
+    assert len(read[1]) < len(read[0])
+
+
+def test_a_record_with_the_rest_of_a_longer_one_is_read(directory: RunDirectory) -> None:
+    owner = here()
+    lock = directory.own(owner)
+    with directory.lock_path.open("ab") as file:
+        file.write(b'end of a longer one"}\n')
+    directory.join(owner).release()
+    lock.release()
+
+
 def test_a_released_run_is_free(directory: RunDirectory) -> None:
     directory.own(here()).release()
     with holder(directory):

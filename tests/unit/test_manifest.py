@@ -1,8 +1,9 @@
 from typing import Any
 
+import msgspec
 import pytest
 
-from batch.manifest import FIXED, Invocation, begun, closed_at, differences, ended, seconds_so_far
+from batch.manifest import FIXED, Invocation, begun, checked, closed_at, differences, ended, seconds_so_far
 from batch.settings import RunSettings
 from tools.errors import UsageProblem
 
@@ -52,6 +53,25 @@ def test_lists_and_tuples_are_the_same_setting() -> None:
     first = begun(None, invocation(), allow_change=False)
     first["settings"]["enabled_toolsets"] = ["file"]
     assert differences(first, invocation()) == []
+
+
+CHANGES: dict[str, Any] = {
+    "nothing of a run": {"invocations": []},
+    "settings": {"settings": 5},
+    "a dataset": {"dataset": "d.jsonl"},
+    "a backend": {"backend": None},
+    "a time": {"started_at": "yesterday"},
+    "a time without a zone": {"started_at": "2026-01-01T00:00:00"},
+    "an invocation": {"invocations": [{"end": "finished"}]},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_manifest_of_another_shape_is_none(what: str) -> None:
+    good = begun(None, invocation(), allow_change=False)
+    assert checked(good) is good
+    with pytest.raises(msgspec.ValidationError):
+        checked({**good, **CHANGES[what]})
 
 
 def test_an_invocation_is_closed_with_its_time() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batch.cli import help_text, settings_table_markdown
-from batch.options import by_name
+from batch.options import Option, by_name
 from batch.settings import (
     RunSettings,
     load_settings,
@@ -107,6 +107,16 @@ def test_precedence_flag_file_environment_default(tmp_path: Path) -> None:
     environ = {"BATCH_RUNNER_BATCH_SIZE": "8", "BATCH_RUNNER_CONCURRENCY": "9", "BATCH_RUNNER_MAX_TURNS": "3"}
     settings = load(config, "--max_steps=4", **environ)
     assert (settings.max_turns, settings.batch_size, settings.concurrency, settings.max_attempts) == (4, 6, 9, 3)
+
+
+WHOLE = [option for option in run_options() if "whole number" in option.expected]
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**40])
+@pytest.mark.parametrize("option", WHOLE, ids=lambda option: str(option.name))
+def test_no_whole_number_exceeds_64_bits(option: Option, number: int) -> None:
+    with pytest.raises(UsageProblem, match=f"{option.name}: expected a whole number"):
+        load_settings([f"--{option.name}={number}", "--help"], {})
 
 
 def test_foreign_variables_are_left_alone() -> None:

@@ -216,6 +216,7 @@ def test_statistics_hold_the_fields_of_the_reference_system_and_ours(directory: 
         "expected_tools",
         "redactions",
         "skipped_rows",
+        "foreign_lines",
     ]
     assert (told["total_prompts"], told["total_batches"], told["duration_seconds"]) == (2, 1, 12.35)
     assert told["skipped_rows"] == {"count": 3, "rows": [{"line": 7, "reason": "not JSON"}]}

@@ -38,11 +38,12 @@ async def resolve_backend(requested: str, wants_image: bool) -> str:
             return name
         missing.append(problem)
     raise UsageProblem(
-        f"no sandbox can be opened here: {'; '.join(missing)}. Install one of them"
+        f"no sandbox can be opened here: {'; '.join(missing)}"
         + (
-            ""
+            " (images need docker)"
             if wants_image
-            else ", or choose --container_backend=local, which runs commands on this machine unprotected"
+            else ". Install one of them, or choose --container_backend=local, which runs commands on this machine"
+            " unprotected"
         )
     )
 
