@@ -40,7 +40,7 @@ test: $(VENV)/test.stamp
 	@$(call apt,bubblewrap ripgrep git procps python3)
 	@tests/contract/engine.sh
 	@home=$$(mktemp -d); trap 'rm -rf "$$home"' EXIT; \
-	HOME=$$home HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS) </dev/null
+	HOME=$$home HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) </dev/null
 
 bench: $(VENV)/test.stamp
 	@$(call apt,bubblewrap)

@@ -83,6 +83,10 @@ MISTAKES = {
         "leaves no tool of distribution terminal_only",
     ),
     "no docker": (["--container_backend=docker"], "docker is not running"),
+    "an image without docker": (
+        ["--container_backend=auto", "--image=debian"],
+        r"docker is not running.*\(images need docker\)$",
+    ),
     "an image on a backend without": (["--image=debian"], "local .*no images"),
     "no key": (["--model=gpt-4o"], "OPENAI_API_KEY"),
     "unknown provider": (["--model=m", "--provider=opnai"], "did you mean openai?"),

@@ -77,14 +77,22 @@ def test_a_run_killed_again_and_again_ends_as_one_that_was_not(
     assert_as(uninterrupted, bench)
 
 
+def fork_server_folders(temp: Path, pid: int) -> Iterator[Path]:
+    for place in (temp, Path("/tmp")):  # the latter where the former's path is too long for a socket
+        for record in place.glob("pymp-*/owner.json"):
+            with suppress(FileNotFoundError):  # another test's
+                if json.loads(record.read_bytes())["pid"] == pid:
+                    yield record.parent
+
+
 def test_a_killed_run_is_counted_and_its_folder_removed_by_the_next(bench: Bench) -> None:
     bench.endpoint.set_rules([{"prompt": "row 3", "delay": 2.0, "times": 1, "message": STEP}])
     with bench.start("--checkpoint_interval=1", "--concurrency=4") as program:
-        wait_until((bench.directory / "checkpoint.json").exists)
+        wait_until(lambda: bench.ended() and (bench.directory / "checkpoint.json").exists())
         program.kill_all()
-    assert list(bench.temp.glob("pymp-*"))
+    (folder,) = fork_server_folders(bench.temp, program.process.pid)
     bench.finish("--resume")
-    assert not list(bench.temp.glob("pymp-*"))
+    assert not folder.exists()
     first, second = bench.read("run.json")["invocations"]
     assert (first["end"], second["end"]) == ("cut off", "finished")
     assert first["seconds"] > 0

@@ -311,7 +311,7 @@ CHANGES = {
     "fallback_model": "n",
     "distribution": "science",
     "enabled_toolsets": "file",
-    "disabled_toolsets": "file",
+    "disabled_toolsets": "search_files",
     "ephemeral_system_prompt": "Be brief.",
     "max_tokens": "100",
     "top_p": "0.5",
