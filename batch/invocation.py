@@ -32,7 +32,7 @@ from batch.index import JournalIndex, scan_journal
 from batch.manifest import Invocation, begun, closed_at, ended, seconds_so_far
 from batch.plan import Plan, finalize_plan, make_plan
 from batch.processes import start_server
-from batch.progress import RunReport, print_lines, print_summary
+from batch.progress import RunReport, counted, print_lines, print_summary
 from batch.run import Run, count_pending
 from batch.settings import RunSettings, manifest, recorded, records_file, resume_command, run_directory
 from batch.store import RunDirectory
@@ -240,7 +240,7 @@ class Session:
         changed, names = index.changed()
         if changed and not settings.allow_config_change:
             raise UsageProblem(
-                f"{changed} rows of the dataset have another content than those that were run under their ids: "
+                f"the dataset has {counted(changed, 'row')} with another content than was run under the same id: "
                 f"{', '.join(names)}; give them new ids, or run them anew with --allow_config_change"
             )
         return index
@@ -250,7 +250,9 @@ class Session:
     def _work(self, index: JournalIndex, pending: int) -> tuple[RunStopped | None, int]:
         """Why it stopped early, and a signal's exit code."""
         done = index.counts().total - pending
-        self._say(f"{pending} prompts to run on {self._plan.backend}" + (f", {done} are done" if done > 0 else ""))
+        self._say(
+            f"{counted(pending, 'prompt')} to run on {self._plan.backend}" + (f", {done} are done" if done > 0 else "")
+        )
         work = Run(
             self._plan,
             self._directory,
@@ -267,9 +269,11 @@ class Session:
     def _finish(
         self, record: Mapping[str, Any], index: JournalIndex, stopped: RunStopped | None, signal_code: int
     ) -> int:
+        if index.foreign:
+            self._say(f"warning: {counted(index.foreign, 'line')} of the batch files are no rows: left out")
         summary = finalize(self._directory, index, self._summary_options(record))
         if self._unjudged:
-            self._say(f"warning: the checker failed on {len(self._unjudged)} rows (success_reason says how)")
+            self._say(f"warning: the checker failed on {counted(len(self._unjudged), 'row')} (success_reason says how)")
         answers = self._answers(index)
         index.close()
         code = signal_code or (STOPPED_EARLY if stopped else SOME_FAILED if summary.counts.failed else FINISHED)

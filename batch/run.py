@@ -97,7 +97,6 @@ class Run:
     async def execute(self) -> None:
         """Runs what is pending. Raises UsageProblem and InternalFaultError."""
         await self.reap()
-        self._warn_of_foreign_lines()
         if self._plan.on_task_done:
             self._hook = Hook(self._plan.on_task_done, self._directory, self.say)
         self._listen()
@@ -240,10 +239,6 @@ class Run:
     def _head(self, text: str) -> str:
         """On one line, as long as log lines may show a text."""
         return " ".join(text[: self._settings.log_prefix_chars].split())
-
-    def _warn_of_foreign_lines(self) -> None:
-        if self._index.foreign:
-            self.say(f"warning: {counted(self._index.foreign, 'line')} of the batch files are no rows: left out")
 
     def _warn_of_reasoning(self, message: PromptEnded) -> None:
         self._seen[message.has_reasoning] += 1

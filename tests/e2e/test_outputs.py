@@ -282,7 +282,7 @@ def test_a_checker_that_fails_afterwards_is_told_of_and_the_run_still_resumes(tm
     flags = ["--run_name=r", "--finalize", "--success_checker=checks.py:check"]
     code, out, err = run_program(*flags, home=tmp_path)
     assert code == 1, out + err
-    assert "warning: the checker failed on 1 rows" in err
+    assert "warning: the checker failed on 1 row (" in err
     words = shlex.split(out.splitlines()[-1])
     assert {"--run_name=r", "--max_attempts=1", "--resume", f"--dataset_file={tmp_path}/prompts.jsonl"} <= set(words)
     assert not any("finalize" in word for word in words)
