@@ -114,7 +114,7 @@ def _is_worker(process: psutil.Process, parent: int, marks: Sequence[str]) -> bo
             process.pid != parent
             and above is not None
             and "forkserver" in " ".join(above.cmdline())
-            and not any(mark in process.cmdline()[-1] for mark in marks[1:])
+            and not any(mark in " ".join(process.cmdline()) for mark in marks[1:])
         )
     except psutil.NoSuchProcess:
         return False
