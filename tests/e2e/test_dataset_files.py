@@ -318,7 +318,7 @@ def test_a_row_brings_its_own_sandbox_tools_and_limits(tmp_path: Path) -> None:
         {
             "prompt": "look",
             "id": 1,
-            "cwd": "work/here",
+            "cwd": "place/here",
             "env": {"WORD": "wörd"},
             "files": {"a/b.txt": "text\n", "c.bin": {"base64": "AP8="}},
             "setup": "echo set up > made",
@@ -344,7 +344,7 @@ def test_a_row_brings_its_own_sandbox_tools_and_limits(tmp_path: Path) -> None:
     }
     result = json.loads(first_result(found["1"]))["output"]
     assert result.split() == [result.split()[0], "text", "00", "ff", "wörd", "set", "up"]
-    assert result.split()[0].endswith("/work/here")
+    assert result.split()[0].endswith("/place/here")
     assert found["2"]["tools_offered"] == "read_file terminal"
     assert found["2"]["api_calls"] == 2
     assert 1.4 < found["3"]["duration_seconds"] < 20
