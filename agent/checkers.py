@@ -14,6 +14,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ def _from_module(name: str) -> Any:
 
 async def judge(checker: Plugin, task: Mapping[str, Any], environment: Environment | None) -> Judgement:
     """Asks a checker. What it raises, or an answer that cannot be read, is a judgement too."""
-    arguments = (task, environment) if _takes_environment(checker) else (task,)
+    if _names_environment(checker):
+        checker = partial(checker, environment=environment)
+    arguments: tuple[Any, ...] = (task, environment) if _takes_environment(checker) else (task,)
     outcome = await guarded(_judgement(checker, arguments), through=(RowFailed, asyncio.CancelledError))
     return outcome.value if isinstance(outcome, Done) else Judgement(success=False, reason=str(outcome), raised=True)
 
@@ -108,6 +111,11 @@ def _takes_environment(checker: Plugin) -> bool:
     parameters = inspect.signature(checker).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(parameter.kind in kinds for parameter in parameters) > 1
+
+
+def _names_environment(checker: Plugin) -> bool:
+    named = inspect.signature(checker).parameters.get("environment")
+    return named is not None and named.kind is inspect.Parameter.KEYWORD_ONLY
 
 
 async def _call(checker: Plugin, arguments: tuple[Any, ...]) -> Any:

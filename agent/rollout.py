@@ -47,6 +47,11 @@ def offered_tools(prompt: Prompt, policy: RolloutPolicy, row_key: str) -> tuple[
     return select_tools(resolve_toolsets(toolsets), policy.disabled_toolsets)
 
 
+def _check_place(path: str, backend: Backend) -> None:
+    if not backend.isolates and (path.startswith("/") or ".." in path.split("/")):
+        raise SetupFailed(f"files: {path} is outside the row's own folder, and {backend.name} keeps nothing apart")
+
+
 class Rollout:
     """One try. `run` always gives a row; `stop` and `abandon` make it do so early."""
 
@@ -136,6 +141,7 @@ class Rollout:
     async def _set_up(self, environment: Environment) -> None:
         try:
             for path, data in self.prompt.files.items():
+                _check_place(path, self.around.backend)
                 await environment.write(path, data)
             if not self.prompt.setup:
                 return

@@ -50,6 +50,10 @@ LIBRARIES = ("batch-runner", "openai", "msgspec")
 
 def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Does what the settings say; returns the exit code. Raises UsageProblem, RunStopped."""
+    try:
+        os.getcwd()  # noqa: PTH109 - what is asked is whether there is one
+    except FileNotFoundError as error:
+        raise UsageProblem("the current directory has been deleted: go to another one") from error
     out = sys.stdout
     with redirect_stdout(sys.stderr):  # what plug-ins print must not get between the lines that programs read
         return _run(settings, argv, environ, out)
@@ -162,6 +166,11 @@ class Session:
         if not pending:
             self._say("nothing is left to run")
         stopped, signal_code = self._work(index, pending) if pending else (None, 0)
+        if pending:  # anew, from the journal alone: what --finalize does is what every run does
+            written = index.spent.tries
+            index.close()
+            index = self._scan()
+            stopped = stopped or self._lost(written - index.spent.tries)
         closed = ended(
             record,
             ended_at=utc_text(time.time()),
@@ -169,10 +178,14 @@ class Session:
             end=stopped.reason if stopped else "finished",
         )
         self._directory.write_manifest(closed)
-        if pending:  # anew, from the journal alone: what --finalize does is what every run does
-            index.close()
-            index = self._scan()
         return self._finish(closed, index, stopped, signal_code)
+
+    def _lost(self, tries: int) -> RunStopped | None:
+        """Somebody took files of the run away while it ran."""
+        if tries <= 0:
+            return None
+        gone = counted(tries, "ended row is", "ended rows are")
+        return RunStopped("disk", f"{gone} no longer in {self._directory.path}: its files were changed from outside")
 
     def dry_run(self) -> int:
         """Looks at everything, shows what would run."""

@@ -163,7 +163,7 @@ def _parquet_rows(file: BinaryIO, path: str) -> Iterator[Any]:
             parquet,
         )
     except ImportError as error:
-        raise UsageProblem(f"the dataset {path} is Parquet, which needs: pip install '.[parquet]'") from error
+        raise UsageProblem(f"the dataset {path} is Parquet, which needs: pip install -e '.[parquet]'") from error
     try:
         for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):
             yield from batch.to_pylist()

@@ -23,7 +23,7 @@ from tools.errors import UsageProblem
 if TYPE_CHECKING:
     from batch.index import JournalIndex
 
-_BATCH_NAME = re.compile(r"batch_(\d+)\.jsonl(\.torn)?")
+_BATCH_NAME = re.compile(r"batch_(0|[1-9]\d{0,8})\.jsonl(\.torn)?")
 _FOLDERS = ("", "tasks", "turns")  # where derived files stand
 _WINDOW = 1 << 16
 
@@ -107,6 +107,8 @@ class RunDirectory:
         if self.path.is_dir():
             for path in self.path.iterdir():
                 if found := _BATCH_NAME.fullmatch(path.name):
+                    if not path.is_file():
+                        raise UsageProblem(f"{path} is no file: move it away")
                     yield int(found[1]), bool(found[2])
 
     # --- the journal
@@ -186,7 +188,9 @@ class RunDirectory:
             return checked(msgspec.json.decode(self.manifest_path.read_bytes()))
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError, RecursionError) as error:
+        except OSError as error:
+            raise UsageProblem(f"{self.manifest_path} cannot be read: {error.strerror or error}") from error
+        except (msgspec.DecodeError, RecursionError) as error:
             raise UsageProblem(
                 f"{self.manifest_path} is damaged ({error}): move it away to go on without it"
             ) from error

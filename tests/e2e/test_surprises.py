@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.inputs import small_run
-from tests.e2e.program import Program, journal, merged, run_program, wait_until
+from tests.e2e.program import ROOT, Program, journal, merged, run_program, wait_until
 
 FORKS = """
 import os, time
@@ -83,3 +85,57 @@ def test_an_interrupt_while_it_imports_is_an_exit_code(after: float, tmp_path: P
         code, _, err = program.end()
     assert code == 130
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("what", ["directory", "batch file"])
+def test_rows_that_somebody_took_away_are_missed(what: str, tmp_path: Path) -> None:
+    rows = [{"id": f"r{number}", "prompt": "wait" if number == 7 else "go"} for number in range(8)]
+    rules = [{"prompt": "wait", "turns": [{"reasoning": "So.", "content": "done", "delay": 2}]}]
+    directory = tmp_path / "data" / "r"
+    with Program(*small_run(tmp_path, rows, rules), "--batch_size=2", "--num_workers=1", home=tmp_path) as program:
+        wait_until(lambda: len(journal(directory)) == 7)
+        if what == "directory":
+            directory.rename(tmp_path / "elsewhere")
+        else:
+            (directory / "batch_0.jsonl").unlink()
+        code, out, err = program.end()
+    assert code == 3, err
+    assert "changed from outside" in out
+    assert out.strip().splitlines()[-1].endswith("--resume")
+
+
+def test_odd_files_among_the_batches_are_passed_over_or_named(tmp_path: Path) -> None:
+    flags = small_run(tmp_path)
+    assert run_program(*flags, "--max_samples=1", home=tmp_path)[0] == 0
+    directory = tmp_path / "data" / "r"
+    (directory / "batch_99999999999999999999.jsonl").touch()
+    (directory / "batch_007.jsonl").touch()
+    assert run_program(*flags, "--resume", home=tmp_path)[0] == 0
+    assert len(merged(directory)) == 2
+    os.mkfifo(directory / "batch_20.jsonl")
+    code, _, err = run_program(*flags, "--resume", home=tmp_path)
+    assert (code, "batch_20.jsonl is no file" in err) == (2, True)
+
+
+def test_a_row_places_no_file_outside_its_own_folder_where_nothing_is_kept_apart(tmp_path: Path) -> None:
+    rows = [{"prompt": "go", "files": {"../../../outside.txt": "x"}}]
+    code, _, err = run_program(*small_run(tmp_path, rows), home=tmp_path)
+    (row,) = journal(tmp_path / "data" / "r")
+    assert (code, row["error_class"]) == (1, "setup_failed"), err
+    assert "outside the row's own folder" in row["error"]
+
+
+def test_a_checker_may_name_its_environment(tmp_path: Path) -> None:
+    checker = tmp_path / "named.py"
+    checker.write_text("async def check(task, *, environment):\n    return (await environment.list('.')) == [], 'x'\n")
+    assert run_program(*small_run(tmp_path), f"--success_checker={checker}:check", home=tmp_path)[0] == 0
+    assert all(row["success"] for row in journal(tmp_path / "data" / "r"))
+
+
+def test_a_directory_that_is_gone_is_said(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    flags = " ".join(small_run(tmp_path))
+    command = f"cd {gone}; rmdir {gone}; exec {sys.executable} {ROOT}/batch_runner.py {flags}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

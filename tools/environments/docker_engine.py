@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer
     from aiodocker.stream import Stream
 
-MISSING_PACKAGE = "docker needs the package aiodocker: pip install '.[docker]'"
+MISSING_PACKAGE = "docker needs the package aiodocker: pip install -e '.[docker]'"
 NOT_RUNNING = "docker is not running: start it (systemctl start docker, or Docker Desktop), or set DOCKER_HOST"
 _KILL_SECONDS = 10.0
 # Kills the children of process $1, then itself.
