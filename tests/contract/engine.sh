@@ -19,15 +19,28 @@ packages() { # installs those of its arguments that are missing; root on Debian 
   apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+runs() { # whether a process of that name lives: one that was killed may stand there as a zombie for long
+  local pid
+  for pid in $(pgrep -x "$1"); do
+    grep -q '^State:[[:space:]]*[^ZX]' "/proc/$pid/status" 2>/dev/null && return
+  done
+  return 1
+}
+
 start_engine() {
   answers && return
   command -v dockerd >/dev/null || packages docker.io
-  # An engine that was killed leaves these, and its successor would wait for the dead: only when none runs.
-  if ! pgrep -x dockerd >/dev/null; then
-    rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid /var/run/docker/containerd/containerd.sock*
-    setsid dockerd >"${TMPDIR:-/tmp}/dockerd.log" 2>&1 </dev/null 9>&- &
-  fi
-  for _ in $(seq 600); do answers && return; sleep 0.1; done
+  local starts=0
+  for _ in $(seq 600); do
+    answers && return
+    # An engine that was killed leaves these, and its successor would wait for the dead: only when none runs.
+    if ! runs dockerd && [ $((starts += 1)) -le 3 ]; then
+      pkill -KILL -f 'containerd --config /var/run/docker/containerd/containerd.toml' || true
+      rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid /var/run/docker/containerd/containerd.sock*
+      setsid dockerd >"${TMPDIR:-/tmp}/dockerd.log" 2>&1 </dev/null 9>&- &
+    fi
+    sleep 0.1
+  done
   echo "dockerd does not answer: see ${TMPDIR:-/tmp}/dockerd.log" >&2
   return 1
 }
