@@ -38,6 +38,7 @@ start_engine() {
       pkill -KILL -f 'containerd --config /var/run/docker/containerd/containerd.toml' || true
       rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid /var/run/docker/containerd/containerd.sock*
       setsid dockerd >"${TMPDIR:-/tmp}/dockerd.log" 2>&1 </dev/null 9>&- &
+      sleep 0.5 # until it bears its own name
     fi
     sleep 0.1
   done
