@@ -31,7 +31,7 @@ _PLACEHOLDER = re.compile(
 
 def clean(value: T) -> T:
     """A text or JSON value (dict keys too) with lone surrogates and NUL as U+FFFD; the same object if it has none."""
-    if all(map(_is_clean, _strings(value))):
+    if _is_clean(value) if isinstance(value, str) else all(map(_is_clean, _strings(value))):
         return value
     changed: T = _mapped(value, _clean_text, keys=True)
     return changed

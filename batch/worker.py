@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,7 @@ class Worker:
         self._gate = RemoteGate(self.wire)
         self._journal = JournalWriter(Path(spec.run_dir))
         self._running: dict[asyncio.Task[None], Rollout] = {}
+        self._waiting: deque[tuple[int, Job]] = deque()
         self._wanted = False
         self._stop_reason = ""
         self._finished = asyncio.Event()
@@ -225,12 +227,21 @@ class Worker:
     def _begin(self, batch: BatchJob) -> None:
         self._wanted = False
         if not self._stop_reason:
-            for job in batch.jobs:
-                self._start(batch.batch_num, job)
+            self._waiting.extend((batch.batch_num, job) for job in batch.jobs)
+            self._start_next()
+
+    def _start_next(self) -> None:
+        """One row in each round of the loop: rows that begin at the same moment would go on in step, all waiting for
+        the model at one time, all for the processor at another."""
+        if self._waiting and not self._stop_reason:
+            self._start(*self._waiting.popleft())
+        if self._waiting and not self._stop_reason:
+            asyncio.get_running_loop().call_soon(self._start_next)
+        else:
             self._ask_for_rows()
 
     def _ask_for_rows(self) -> None:
-        free = self._spec.slots - len(self._running)
+        free = self._spec.slots - len(self._running) - len(self._waiting)
         if free > 0 and not self._wanted and not self._stop_reason:
             self._wanted = True
             self.wire.send(WantBatch(free))

@@ -17,6 +17,7 @@ import aiohttp
 import httpx2
 import openai
 from msgspec.structs import replace
+from openai._models import FinalRequestOptions
 
 from agent import pricing
 from agent.clock import RowClock
@@ -131,30 +132,22 @@ class _Connection:
     def __init__(self, base_url: str, keys: Sequence[str], timeout: float) -> None:
         self._timeout = timeout
         self._host = urlsplit(base_url).netloc.rpartition("@")[2]
-        self._client = openai.AsyncOpenAI(
+        self._client = _Client(
             base_url=base_url,
             api_key="unused",  # each request brings its own
             max_retries=0,
             timeout=None,
-            http_client=httpx2.AsyncClient(
-                transport=_Transport(_proxy(base_url)),
-                timeout=None,
-                headers={"Accept-Encoding": "gzip, deflate"},
-            ),
+            http_client=_HTTPClient(_Transport(_proxy(base_url))),
         )
         usable: Sequence[str | None] = keys or [None]
-        self._request_options = [_with_key(key) for key in usable]
+        self._requests = [_with_key(key) for key in usable]
 
     async def post(self, body: bytes, key: int) -> bytes:
         """The body of the answer, whole, within the request's time."""
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await self._client.post(
-                    "/chat/completions",
-                    content=body,
-                    cast_to=httpx2.Response,
-                    options=self._request_options[key % len(self._request_options)],
-                )
+                request = self._requests[key % len(self._requests)].model_copy(update={"content": body})
+                answer = await self._client.request(httpx2.Response, request)
         except TimeoutError as late:
             if isinstance(late, aiohttp.ConnectionTimeoutError):
                 raise unreachable(f"no connection to {self._host} in time") from late
@@ -170,6 +163,44 @@ class _Connection:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+class _Client(openai.AsyncOpenAI):
+    """Requests to one endpoint differ in body and key alone. What they have in common is built once for each key: it
+    would cost as much CPU as all the rest of a request."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._patterns: dict[str, httpx2.Request] = {}
+
+    def _build_request(self, options: FinalRequestOptions, *, retries_taken: int = 0) -> httpx2.Request:
+        assert isinstance(options.headers, dict)
+        key = str(options.headers["Authorization"])
+        if key not in self._patterns:
+            self._patterns[key] = super()._build_request(options, retries_taken=retries_taken)
+            del self._patterns[key].headers["Content-Length"]  # the transport counts
+        pattern = self._patterns[key]
+        assert isinstance(options.content, bytes)
+        stream = httpx2.ByteStream(options.content)
+        return httpx2.Request(
+            pattern.method, pattern.url, headers=pattern.headers, stream=stream, extensions=pattern.extensions
+        )
+
+
+class _HTTPClient(httpx2.AsyncClient):
+    """Hands requests straight to the transport; a redirection, or a user in the address, is left to httpx."""
+
+    def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
+        super().__init__(transport=transport, timeout=None, headers={"Accept-Encoding": "gzip, deflate"})
+        self._straight = transport
+
+    async def send(self, request: httpx2.Request, **settings: Any) -> httpx2.Response:
+        """See AsyncClient."""
+        if not request.url.userinfo:
+            answer = await self._straight.handle_async_request(request)
+            if not answer.has_redirect_location:
+                return answer
+        return await super().send(request, **settings)
 
 
 class _Transport(httpx2.AsyncBaseTransport):
@@ -188,7 +219,7 @@ class _Transport(httpx2.AsyncBaseTransport):
             request.method,
             str(request.url.copy_with(userinfo=b"") if request.url.userinfo else request.url),  # a header has it
             headers=request.headers,
-            data=request.content,
+            data=await request.aread(),
             allow_redirects=False,
             proxy=self._proxy,
             timeout=timeout,
@@ -229,7 +260,12 @@ def _proxy(base_url: str) -> str | None:
     return None if bypassed else urllib.request.getproxies().get(parts.scheme)
 
 
-def _with_key(key: str | None) -> Any:
+def _with_key(key: str | None) -> FinalRequestOptions:
     """The key of idempotency is not sent; given, it saves the client from drawing one."""
     authorization = openai.Omit() if key is None else f"Bearer {key}"
-    return {"headers": {"Authorization": authorization}, "idempotency_key": "unused"}
+    return FinalRequestOptions.construct(
+        method="post",
+        url="/chat/completions",
+        headers={"Authorization": authorization},
+        idempotency_key="unused",
+    )

@@ -151,12 +151,13 @@ def _closing(text: str, opening: re.Match[str]) -> re.Match[str] | None:
 
 def _decode(body: bytes) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(body)
+        value = msgspec.json.decode(body)  # refuses lone surrogates
+        is_clean = rb"\u0000" not in body
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = _decode_loosely(body)
+        value, is_clean = _decode_loosely(body), False
     if not isinstance(value, dict):
         _fail("invalid_body", "the body is no JSON object", NO_SPEND)
-    return clean(value)
+    return value if is_clean else clean(value)
 
 
 def _decode_loosely(body: bytes) -> Any:

@@ -3,6 +3,7 @@
 import functools
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from tools.environments.processes import kill_all
 
 CONTROLLERS = ("memory", "cpu", "pids")
 _PERIOD = 100_000
+_OPTIONAL = {"memory.memsw.limit_in_bytes", "memory.swap.max"}  # there only if the kernel accounts swap
 _REMOVE_TRIES = 100
 _REMOVE_PAUSE = 0.005
 
@@ -35,18 +37,20 @@ class Cgroup(Struct, frozen=True):
     def pids(self) -> set[int]:
         """Living processes in it."""
         try:
-            return {int(line) for line in Path(self.folders[-1], "cgroup.procs").read_bytes().split()}
+            with open(f"{self.folders[-1]}/cgroup.procs", "rb") as file:  # noqa: PTH123
+                return {int(line) for line in file.read().split()}
         except OSError:  # removed
             return set()
 
     def kill(self) -> bool:
         """Ends all of them: no new one can be made meanwhile. False if one would not end."""
-        _put(Path(self.folders[-1], "pids.max"), "0")
+        with suppress(OSError):  # removed already
+            _write(f"{self.folders[-1]}/pids.max", "0")
         return kill_all(self.pids)
 
     def remove(self) -> bool:
         """Removes the empty group, waiting half a second at most for processes that are just ending."""
-        left = [folder for folder in self.folders if not _remove(Path(folder))]
+        left = [folder for folder in self.folders if not _remove(folder)]
         return not left
 
 
@@ -58,39 +62,49 @@ def cgroup_folders(name: str) -> tuple[str, ...]:
 
 def make_cgroup(name: str, limits: Limits) -> Cgroup | None:
     """None where this process may make no groups."""
-    bases, folders = usable_bases(), tuple(map(Path, cgroup_folders(name)))
+    bases, folders = usable_bases(), cgroup_folders(name)
     if bases is None:
         return None
     try:
         for folder in folders:
-            folder.mkdir()
-        for file, text in _settings(bases.version, folders, limits):
-            file.write_text(text)
+            os.mkdir(folder)  # noqa: PTH102 - here and below texts take a tenth of the time of paths
+        for folder, file, text in _settings(bases.version, folders, limits):
+            _write(f"{folder}/{file}", text, optional=file in _OPTIONAL)
     except OSError:
-        Cgroup(tuple(map(str, folders))).remove()
+        Cgroup(folders).remove()
         return None
-    return Cgroup(tuple(map(str, folders)))
+    return Cgroup(folders)
 
 
-def _settings(version: int, folders: tuple[Path, ...], limits: Limits) -> list[tuple[Path, str]]:
+def _settings(version: int, folders: tuple[str, ...], limits: Limits) -> list[tuple[str, str, str]]:
     memory, quota = str(limits.memory_mb << 20), str(int(limits.cpus * _PERIOD))
-    first, pids = folders[0], (folders[-1] / "pids.max", str(limits.pids))
+    first, pids = folders[0], (folders[-1], "pids.max", str(limits.pids))
     if version == 1:
-        settings = [
-            (first / "memory.limit_in_bytes", memory),
-            (first / "memory.memsw.limit_in_bytes", memory),
-            (folders[1] / "cpu.cfs_quota_us", quota),
+        return [
+            (first, "memory.limit_in_bytes", memory),
+            (first, "memory.memsw.limit_in_bytes", memory),
+            (folders[1], "cpu.cfs_quota_us", quota),
             pids,
         ]
-    else:
-        settings = [
-            (first / "memory.max", memory),
-            (first / "memory.swap.max", "0"),
-            (first / "cpu.max", f"{quota} {_PERIOD}"),
-            pids,
-        ]
-    optional = {"memory.memsw.limit_in_bytes", "memory.swap.max"}  # there only if the kernel accounts swap
-    return [(file, text) for file, text in settings if file.name not in optional or file.exists()]
+    return [
+        (first, "memory.max", memory),
+        (first, "memory.swap.max", "0"),
+        (first, "cpu.max", f"{quota} {_PERIOD}"),
+        pids,
+    ]
+
+
+def _write(path: str, text: str, *, optional: bool = False) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        if optional:
+            return
+        raise
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 @functools.cache
@@ -154,17 +168,10 @@ def _delegates(base: Path) -> bool:
     return True
 
 
-def _put(file: Path, text: str) -> None:
-    try:
-        file.write_text(text)
-    except OSError:  # removed already
-        return
-
-
-def _remove(folder: Path) -> bool:
+def _remove(folder: str) -> bool:
     for _ in range(_REMOVE_TRIES):
         try:
-            folder.rmdir()
+            os.rmdir(folder)  # noqa: PTH106
         except FileNotFoundError:
             return True
         except OSError:

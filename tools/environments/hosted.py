@@ -56,23 +56,27 @@ class Host:
         self.token = token
         self.limits = spec.limits
         self.cgroup: Cgroup | None = None
-        self._made: list[Path] = []
+        self._made: list[str] = []
         try:
-            self._made += [Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)) for place in _places()]
-            self.state, self.folder = self._made[0], self._made[-1]
+            for place in _places():
+                folder = f"{place}/{_PREFIX}{token}"
+                os.mkdir(folder, 0o700)  # noqa: PTH102 - here and below texts take a tenth of the time of paths
+                self._made.append(folder)
+            self.state, self.folder = Path(self._made[0]), Path(self._made[-1])
             self._write_record(spec)  # all else comes after it: who dies meanwhile leaves nothing that is not in it
             self.cgroup = make_cgroup(self._group_name(), spec.limits)
             for part in parts:
-                (self.folder / part).mkdir(mode=0o700)
+                os.mkdir(f"{self._made[-1]}/{part}", 0o700)  # noqa: PTH102
         except OSError as error:
             self.remove()
             raise SetupFailed(f"the sandbox's folder cannot be made: {error}") from None
 
     def _write_record(self, spec: EnvironmentSpec) -> None:
-        folders, cgroup = tuple(map(str, self._made)), cgroup_folders(self._group_name())
-        record = Record(spec.owner, spec.deadline, self.token, folders, cgroup)
+        cgroup = cgroup_folders(self._group_name())
+        record = msgspec.json.encode(Record(spec.owner, spec.deadline, self.token, tuple(self._made), cgroup))
         for folder in self._made:
-            (folder / _RECORD).write_bytes(msgspec.json.encode(record))
+            with open(f"{folder}/{_RECORD}", "xb", buffering=0) as file:  # noqa: PTH123
+                file.write(record)
 
     def _group_name(self) -> str:
         return f"batch-{self.token}"
@@ -108,12 +112,11 @@ class Host:
         return self.cgroup.pids() if self.cgroup else all_pids()
 
     def remove(self) -> None:
-        """The group with all that runs in it, and the folder."""
-        if self.cgroup:
-            self.cgroup.kill()
-            self.cgroup.remove()
+        """The group with all that runs in it, and the folders. What cannot be removed stays, with its record."""
+        if self.cgroup and not (self.cgroup.kill() and self.cgroup.remove()):
+            return
         for folder in self._made:
-            remove_tree(folder)
+            remove_tree(Path(folder))
 
 
 def _fewer_cpus(limits: Limits) -> set[int] | None:
@@ -146,6 +149,8 @@ async def end_process(process: "subprocess.Popen[bytes]") -> None:
 
 async def ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
     """Waits for a process's end."""
+    if process.poll() is None and (descriptor := _pidfd(process.pid)) is not None:
+        await _readable(descriptor, seconds)
     pause, until = 0.0005, time.monotonic() + seconds
     while process.poll() is None:
         if time.monotonic() > until:
@@ -153,6 +158,29 @@ async def ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.02)
     return True
+
+
+def _pidfd(pid: int) -> int | None:
+    """A descriptor that is readable once this process has ended; None where the system has none to give."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, an old kernel, no descriptor left
+        return None
+
+
+async def _readable(descriptor: int, seconds: float) -> None:
+    """Closes the descriptor afterwards."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        async with asyncio.timeout(seconds):
+            await ready.wait()
+    except TimeoutError:
+        pass
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
@@ -178,21 +206,27 @@ def remove_tree(folder: Path) -> None:
                     place.chmod(0o700)
 
     for _ in range(3):
-        unlock(None, str(folder), None)
         with suppress(OSError):  # gone, or for the next round
-            for place in folder.iterdir():
-                if place.is_dir() and not place.is_symlink():
-                    shutil.rmtree(place, onerror=unlock)
-                elif not _is_record(place):
-                    place.unlink()
-            if all(map(_is_record, folder.iterdir())):
-                shutil.rmtree(folder, onerror=unlock)
+            with os.scandir(folder) as places:
+                for place in places:
+                    _remove_place(place, unlock)
+            if os.listdir(folder) == [_RECORD]:  # noqa: PTH208
+                (folder / _RECORD).unlink()
+            folder.rmdir()
         if not folder.exists():
             return
+        unlock(None, str(folder), None)
 
 
-def _is_record(place: Path) -> bool:
-    return place.name == _RECORD
+def _remove_place(place: "os.DirEntry[str]", unlock: Callable[[object, str, object], None]) -> None:
+    if not place.is_dir(follow_symlinks=False):
+        if place.name != _RECORD:
+            os.unlink(place.path)  # noqa: PTH108
+        return
+    try:
+        os.rmdir(place.path)  # noqa: PTH106 - most are empty, and `rmtree` takes ten times as long to see that
+    except OSError:
+        shutil.rmtree(place.path, onerror=unlock)
 
 
 def limits_by() -> str:
@@ -203,7 +237,7 @@ def limits_by() -> str:
 
 
 def _places() -> list[str]:
-    return [*([_MEMORY] if os.access(_MEMORY, os.W_OK) else []), tempfile.gettempdir()]
+    return list(dict.fromkeys([*([_MEMORY] if os.access(_MEMORY, os.W_OK) else []), tempfile.gettempdir()]))
 
 
 def reap_folders() -> int:

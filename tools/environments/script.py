@@ -148,7 +148,7 @@ _BEGIN = r"""
 X=sh N=
 command -v bash >/dev/null && X=bash
 [ -d "$D" ] || mkdir -p -- "$D"
-cd -- "$D" && pwd >|"${P}d" && export -p >|"${P}0" && x=0
+cd -- "$D" && pwd >|"${P}d" && printf %s "$V" >>"${P}0" && x=0
 while IFS= read -r y; do
   y=${y#export }; y=${y#declare -x }; y=${y%%=*}
   case $y in PATH|''|*[!A-Za-z0-9_]*|[0-9]*) ;; *) N="$N $y";; esac
@@ -168,16 +168,23 @@ def words(*parts: str | bytes) -> bytes:
 
 
 def prelude(private: str, census: bool, shell: bytes = b"") -> bytes:
-    """What makes a plain `sh` a channel. `census`: look after each command for processes that are new in /proc."""
+    """What makes a plain `sh` a channel. `census`: look after each command for processes that are new in /proc.
+
+    The first channel has no `shell` yet. It keeps the variables that it was started with before ours may hide some.
+    """
+    keep = b"" if shell else b"unset %s; export -p >|%s\n" % (MARKER.encode(), _part(private, "0"))
     assignments = b"P=%s G=%s X=%s\n" % (quote(private.encode()), b"1" if census else b"", quote(shell))
-    return assignments + _FUNCTIONS.encode()
+    return keep + assignments + _FUNCTIONS.encode()
 
 
-def begin(nonce: str, cwd: str, variables: Mapping[str, str]) -> bytes:
-    """The first request: variables and directory. Fields: 0 or not, names, shell, directory; output: what failed."""
+def begin(private: str, nonce: str, cwd: str, variables: Mapping[str, str]) -> bytes:
+    """The first request: variables, directory, and the files `i` and `o` of both slots.
+
+    Fields: 0 or not, shell, directory; output: what failed.
+    """
     exports = b"".join(b"export %s=%s\n" % (name.encode(), quote(encoded(value))) for name, value in variables.items())
-    request = b"x=1 y= D=%s\n{\n%s} 2>&1\n" % (quote(encoded(cwd)), _BEGIN.encode())
-    return exports + request + b'say %s "$x|$N|$X|$y"\n' % nonce.encode()
+    request = b"x=1 y= D=%s V=%s\n{\n%s" % (quote(encoded(cwd)), quote(exports), _BEGIN.encode())
+    return request + _install(private) + b'} 2>&1\nsay %s "$x|$X|$y"\n' % nonce.encode()
 
 
 def encoded(text: str) -> bytes:
@@ -185,33 +192,38 @@ def encoded(text: str) -> bytes:
     return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
 
 
-def install(private: str, names: bytes, nonce: str) -> bytes:
-    """Writes the files `i` and `o` that stand before and after each command's text, for both slots."""
+def _install(private: str) -> bytes:
+    """Writes the files `i` and `o` that stand before and after each command's text; $N are the variables' names."""
     request = b""
     for slot in (0, 1):
-        request += _store(f"{private}i{slot}", _before(private, slot, names))
+        before = b'"$N"'.join(map(quote, _before(private, slot)))
+        request += b"printf %%s %s >|%s\n" % (before, _part(private, f"i{slot}"))
         request += _store(f"{private}o{slot}", _after(private, slot))
-    return request + words("say", nonce, "")
+    return request
 
 
-def _before(private: str, slot: int, names: bytes) -> bytes:
-    """Variables, then the directory: $2, or home where that is gone; with $3 it has to be there. $1 is the command.
+def _before(private: str, slot: int) -> tuple[bytes, bytes]:
+    """Variables, whose names come between the two parts, then the directory: $2, or home where that is gone; with $3 it
+    has to be there. $1 is the command.
 
     stderr joins stdout only here: a shell that made the joint would report a child's death by a signal there.
     """
-    return b"""exec 2>&1
-if [ -r %(state)s ]; then unset %(names)s; . %(state)s; fi
+    state = _part(private, str(slot))
+    return (
+        b"exec 2>&1\nif [ -r %s ]; then unset" % state,
+        b"""; . %(state)s; fi
 set -- "$1" "$2" "$3" "${OLDPWD-}"
 cd -- "$2" 2>/dev/null || if [ "$3" ]; then
 printf 'cd: %%s: no such directory\n' "$2"; exit 126; else
 cd -- "$HOME" 2>/dev/null || cd /; fi
 OLDPWD=$4
 trap %(trap)s EXIT
-""" % {
-        b"state": quote(f"{private}{slot}".encode()),
-        b"names": names,
-        b"trap": quote(b'[ "${1-}" = kept ] || { %s; } 2>/dev/null' % _keep(private, slot)),
-    }
+"""
+        % {
+            b"state": state,
+            b"trap": quote(b'[ "${1-}" = kept ] || { %s; } 2>/dev/null' % _keep(private, slot)),
+        },
+    )
 
 
 def _after(private: str, slot: int) -> bytes:

@@ -89,15 +89,13 @@ class ShellEnvironment:
 
     async def _begin(self) -> None:
         nonce = new_nonce()
-        request = script.begin(nonce, self._cwd.decode(), self._variables)
+        request = script.begin(self._private, nonce, self._cwd.decode(), self._variables)
         output, fields = await self.channels.ask(request, nonce)
-        done, names, shell, cwd = fields.rstrip(b"\n").split(b"|", 3)
+        done, shell, cwd = fields.rstrip(b"\n").split(b"|", 2)
         if done != b"0":
             reason = output.decode(errors="replace").strip() or "its directory cannot be used"
             raise SetupFailed(f"working directory {self._cwd.decode()!r}: {reason}")
         self._shell, self._cwd = shell, cwd
-        nonce = new_nonce()
-        await self.channels.ask(self._prelude() + script.install(self._private, names, nonce), nonce)
 
     async def leave(self) -> None:
         """Closes every channel; what runs in the sandbox is for its backend to end."""
