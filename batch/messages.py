@@ -188,6 +188,7 @@ class Wire(asyncio.Protocol):
         self._decode = decode
         self._receive = receive
         self._buffer = bytearray()
+        self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -216,13 +217,22 @@ class Wire(asyncio.Protocol):
             self.closed.set_result(None)
 
     def send(self, message: ToWorker | ToParent) -> None:
-        """Queues a message; nothing is said if the other side is gone (`closed` tells)."""
+        """Queues a message; nothing is said if the other side is gone (`closed` tells). All messages of one round of
+        the loop go out together."""
         if self._transport is not None and not self._transport.is_closing():
             payload = _encode(message)
-            self._transport.write(_LENGTH.pack(len(payload)) + payload)
+            if not self._unsent:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._unsent += (_LENGTH.pack(len(payload)), payload)
+
+    def _flush(self) -> None:
+        if self._unsent and self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def close(self) -> None:
         """What was sent is still delivered."""
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 

@@ -18,7 +18,8 @@ import msgspec
 
 from agent.errors import RunStopped
 from agent.faults import Fault, attempted, fault_of
-from agent.models.base import Gate, Lease, Verdict
+from agent.models.base import Lease, Verdict
+from agent.models.gate import RunGate
 from batch.messages import (
     Ask,
     BatchJob,
@@ -149,7 +150,7 @@ class Member:
     def _take(self, message: ToParent) -> None:
         match message:
             case Ask():
-                self._asks[message.ask] = asyncio.create_task(self._answer(message))
+                self._asked(message)
             case Release():
                 self._leases.pop(message.lease.id, None)
                 self._pool.gate.release(message.lease, message.verdict)
@@ -173,16 +174,28 @@ class Member:
             case Broken():
                 self._pool.broken(message)
 
-    async def _answer(self, message: Ask) -> None:
+    def _asked(self, message: Ask) -> None:
         try:
-            lease = await self._pool.gate.acquire(message.tokens)
+            lease = self._pool.gate.acquire_now(message.tokens)
         except RunStopped as stop:
             self.wire.send(Refused(message.ask, stop.reason, stop.message))
+            return
+        if lease is None:
+            self._asks[message.ask] = asyncio.create_task(self._answer(message))
         else:
-            self._leases[lease.id] = lease
-            self.wire.send(Granted(message.ask, lease))
+            self._grant(message, lease)
+
+    async def _answer(self, message: Ask) -> None:
+        try:
+            self._grant(message, await self._pool.gate.acquire(message.tokens))
+        except RunStopped as stop:
+            self.wire.send(Refused(message.ask, stop.reason, stop.message))
         finally:
             self._asks.pop(message.ask, None)
+
+    def _grant(self, message: Ask, lease: Lease) -> None:
+        self._leases[lease.id] = lease
+        self.wire.send(Granted(message.ask, lease))
 
     def _ended(self, message: PromptEnded) -> None:
         key = (message.row_key, message.sample_index)
@@ -199,7 +212,7 @@ class Pool:
     """Keeps workers busy until `events` has no more rows, or `stop` is called. `slots`: prompts in flight of each;
     `here`: they run in this process."""
 
-    def __init__(self, spec: WorkerSpec, slots: Sequence[int], gate: Gate, events: Events, *, here: bool) -> None:
+    def __init__(self, spec: WorkerSpec, slots: Sequence[int], gate: RunGate, events: Events, *, here: bool) -> None:
         self.gate = gate
         self.events = events
         self.stop_reason = ""

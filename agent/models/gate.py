@@ -26,7 +26,7 @@ CONFIRM_AFTER = 10.0  # seconds until a key that had worked is tried once more
 START_WAIT = 4.0  # seconds that an endpoint which never answered is tried: with the rest of a start below 5
 PROBE_LONGEST = 10.0  # seconds between two probes of an unreachable endpoint, from 0.5 doubling
 ROW_FAULTS = 20  # rows in a row that end by an endpoint's refusal
-MINUTE = 60.0
+MINUTE = 60.5  # seconds: requests that leave a minute apart may arrive a little less apart
 
 
 class _Closure(Struct):
@@ -271,6 +271,16 @@ class RunGate:
         except asyncio.CancelledError:
             self._withdraw(waiter)
             raise
+
+    def acquire_now(self, tokens: int) -> Lease | None:
+        """A lease if `acquire` would not wait for one. Raises RunStopped."""
+        self._raise_if_stopped()
+        if self._waiters or self._budget.reached():
+            return None
+        now = asyncio.get_running_loop().time()
+        slot = self._slot(now)
+        free = slot is not None and self._minute.free_at(now, tokens) <= now
+        return self._lease(slot, tokens, now) if slot is not None and free else None
 
     def release(self, lease: Lease, verdict: Verdict) -> None:
         """See `Gate`. A lease that is not out (any more) changes nothing."""
