@@ -177,17 +177,18 @@ def _gpt_value(message: Message) -> str:
         parts.append(_escaped(message.content))
     for call in message.tool_calls:
         payload = f'{{"name": {_spoken_json(call.name)}, "arguments": {_spoken_json(call.arguments)}}}'
-        parts.append(f"<tool_call>\n{_without_tags(payload)}\n</tool_call>")
+        parts.append(f"<tool_call>\n{without_tags(payload)}\n</tool_call>")
     return "\n".join(parts)
 
 
 def _response(result: Message) -> str:
     told = f'"tool_call_id": {_spoken_json(result.tool_call_id)}, "name": {_spoken_json(result.name)}'
     payload = f'{{{told}, "content": {_embedded(result.content)}}}'
-    return f"<tool_response>\n{_without_tags(payload)}\n</tool_response>"
+    return f"<tool_response>\n{without_tags(payload)}\n</tool_response>"
 
 
-def _without_tags(payload: str) -> str:
+def without_tags(payload: str) -> str:
+    """JSON text as it stands inside a block: equal JSON, in which no reader finds a tag."""
     return _RAW_TAG.sub(r"\\u003c\1", payload)
 
 
@@ -211,7 +212,7 @@ def _tools_json(tools: Sequence[ToolSpec]) -> str:
         told = [
             {"name": t.name, "description": t.description, "parameters": t.parameters, "required": None} for t in tools
         ]
-        _tools_texts[key] = (tuple(tools), _without_tags(_spoken_json(clean(told))))
+        _tools_texts[key] = (tuple(tools), without_tags(_spoken_json(clean(told))))
     return _tools_texts[key][1]
 
 

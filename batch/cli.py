@@ -4,22 +4,36 @@ import asyncio
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+from msgspec import Struct
 
 from batch.options import Option
 from batch.progress import silence
 from batch.settings import CONFIG, Action, run_options
 from tools.errors import UsageProblem
 
+WIDTH = 115
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """What a program's help is made of. `actions`: what it does instead of a run, each with its meaning."""
+
+    program: str
+    usage: str
+    options: tuple[Option, ...]
+    actions: Mapping[str, str]
+    notes: str
+
+
 PROGRAM = "batch-runner"
-USAGE = f"usage: {PROGRAM} --dataset_file FILE --run_name NAME --model MODEL [--SETTING VALUE ...]"
 NOTES = """\
 Names may be written with dashes. Lists are separated by commas. Every setting may also stand in the --config file
 (setting: value) or in the environment (BATCH_RUNNER_SETTING).
 Exit codes: 0 every row has an end and none failed; 1 some rows failed; 2 a mistake in what was asked for, nothing
 spent; 3 stopped early (budget, endpoint, disk); 130/143 interrupted; 70 a fault of the program."""
-ACTIONS: dict[Action, str] = {
+ACTIONS: dict[str, str] = {
     "help": "this text",
     "version": "the program's version",
     "list_distributions": "toolset distributions, with their percentages",
@@ -27,17 +41,26 @@ ACTIONS: dict[Action, str] = {
     "list_backends": "sandbox backends: ready here or not, and why",
     "list_providers": "model providers: endpoint, key variables",
 }
-WIDTH = 115
 
 
-def help_text() -> str:
+def page() -> Page:
+    """The batch runner's."""
+    return Page(
+        program=PROGRAM,
+        usage=f"{PROGRAM} --dataset_file FILE --run_name NAME --model MODEL [--SETTING VALUE ...]",
+        options=(*run_options(), CONFIG),
+        actions=ACTIONS,
+        notes=NOTES,
+    )
+
+
+def help_text(of: Page) -> str:
     """All flags by group, with the defaults of the definition."""
-    options = [*run_options(), CONFIG]
-    groups = dict.fromkeys(option.group for option in options)
-    parts = [USAGE]
-    parts += [f"{group}:\n" + "\n".join(_entry(each) for each in options if each.group == group) for group in groups]
-    parts.append("Instead of a run:\n" + "\n".join(_columns(f"--{name}", text) for name, text in ACTIONS.items()))
-    return "\n\n".join([*parts, NOTES]) + "\n"
+    groups = dict.fromkeys(option.group for option in of.options)
+    parts = [f"usage: {of.usage}"]
+    parts += [f"{group}:\n" + "\n".join(_entry(each) for each in of.options if each.group == group) for group in groups]
+    parts.append("Instead of a run:\n" + "\n".join(_columns(f"--{name}", text) for name, text in of.actions.items()))
+    return "\n\n".join([*parts, of.notes]) + "\n"
 
 
 def _entry(option: Option) -> str:
@@ -55,23 +78,23 @@ def _columns(left: str, right: str) -> str:
     return f"  {left:<25} {lines[0].strip()}" + "".join(f"\n{line}" for line in lines[1:])
 
 
-def settings_table_markdown() -> str:
-    """The README's table: setting, other names, default, meaning."""
+def settings_table_markdown(options: Sequence[Option]) -> str:
+    """The README's table: setting, other names and the place in a YAML file, default, meaning."""
     lines = ["| setting | also | default | meaning |", "|---|---|---|---|"]
-    for option in [*run_options(), CONFIG]:
-        also = ", ".join(f"`{alias}`" for alias in option.aliases)
+    for option in options:
+        also = ", ".join(f"`{name}`" for name in (*option.aliases, option.place) if name)
         lines.append(f"| `{option.name}` | {also} | {option.shown} | {_meaning(option)} |")
     return "\n".join(lines) + "\n"
 
 
-def version_text() -> str:
+def version_text(program: str) -> str:
     """The program's name and version."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - 30 ms that a run need not pay
 
     try:
-        return f"{PROGRAM} {version('batch-runner')}"
+        return f"{program} {version('batch-runner')}"
     except PackageNotFoundError:
-        return f"{PROGRAM} (not installed)"
+        return f"{program} (not installed)"
 
 
 def open_standard_streams() -> None:
@@ -85,9 +108,14 @@ def open_standard_streams() -> None:
 def show(action: Action, environ: Mapping[str, str]) -> None:
     """Prints what an action other than `run` asks for. UsageProblem if it cannot be written; a reader that is gone
     has seen enough."""
+    shown(lambda: _show(action, environ))
+
+
+def shown(printing: Callable[[], None]) -> None:
+    """As `show`, for whatever prints."""
     try:
         with _gone_reader():
-            _show(action, environ)
+            printing()
             sys.stdout.flush()
     except OSError as error:
         silence(sys.stdout)
@@ -105,9 +133,9 @@ def _gone_reader() -> Iterator[None]:
 def _show(action: Action, environ: Mapping[str, str]) -> None:
     match action:
         case "help":
-            print(help_text(), end="")  # noqa: T201 - this is the command line's output
+            print(help_text(page()), end="")  # noqa: T201 - this is the command line's output
         case "version":
-            print(version_text())  # noqa: T201 - this is the command line's output
+            print(version_text(PROGRAM))  # noqa: T201 - this is the command line's output
         case "list_distributions":
             from toolset_distributions import main  # noqa: PLC0415 - only this listing needs it
 

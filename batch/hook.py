@@ -58,7 +58,10 @@ class Hook:
 
     def _run(self) -> None:
         try:
-            with RowFiles(self._directory) as files, asyncio.Runner() as runner:  # one event loop for all calls
+            with (
+                RowFiles(self._directory.batch_path) as files,
+                asyncio.Runner() as runner,
+            ):  # one event loop for all calls
                 while (message := self._queue.get()) is not None:
                     outcome = attempted(partial(self._tell, runner, files, message), through=())
                     if isinstance(outcome, Fault):

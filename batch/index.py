@@ -84,7 +84,7 @@ class JournalIndex:
         self.tool_calls: Counter[str] = Counter()  # of the last try of every slot
         self.foreign = 0  # lines that are no rows
         self.elsewhere = 0  # rows that are not in the dataset, or of a sample that is not asked for
-        self._files = RowFiles(directory)
+        self._files = RowFiles(directory.batch_path)
         slots = len(dataset) * samples
         self._state = bytearray(slots)
         self._attempts = bytearray(slots)

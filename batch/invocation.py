@@ -3,8 +3,6 @@
 import asyncio
 import os
 import platform
-import shlex
-import shutil
 import socket
 import sys
 import time
@@ -27,6 +25,7 @@ from agent.secrets import redactor_for
 from agent.task_object import task_object
 from agent.text import clean
 from batch.dry_run import as_json, as_text, dry_run
+from batch.exits import FINISHED, RESUMABLE, SOME_FAILED, STOPPED_EARLY, called_as, handlers_kept
 from batch.facts import MergePolicy
 from batch.index import JournalIndex, scan_journal
 from batch.manifest import Invocation, begun, closed_at, ended, seconds_so_far
@@ -35,14 +34,12 @@ from batch.processes import start_server
 from batch.progress import RunReport, counted, print_lines, print_summary
 from batch.run import Run, count_pending
 from batch.settings import RunSettings, manifest, recorded, records_file, resume_command, run_directory
-from batch.store import RunDirectory
+from batch.store import RunDirectory, is_writable
 from batch.summary import RunSummary, SummaryOptions, finalize
 from tools.environments.base import Owner
 from tools.environments.owner import current_owner
 from tools.errors import UsageProblem
 
-FINISHED, SOME_FAILED, STOPPED_EARLY = 0, 1, 3
-RESUMABLE = (SOME_FAILED, STOPPED_EARLY, 130, 143)
 JUDGE_SECONDS = 60.0  # for one row, when rows are judged anew
 SCRIPTS = ("batch_runner.py", "batch-runner")
 LIBRARIES = ("batch-runner", "openai", "msgspec")
@@ -84,15 +81,10 @@ def _refuse_bad_outputs(settings: RunSettings, directory: RunDirectory) -> None:
     named = records_file(settings)
     dataset = Path(settings.dataset_file or os.devnull)
     for path in [*directory.files(), *([named] if named else [])]:
-        if path.is_dir() or (path == named and not _is_writable(path)):
+        if path.is_dir() or (path == named and not is_writable(path)):
             raise UsageProblem(f"{path} cannot be written")
         if path.exists() and dataset.exists() and path.samefile(dataset):
             raise UsageProblem(f"{path} is the dataset: it would be overwritten; choose another output")
-
-
-def _is_writable(path: Path) -> bool:
-    nearest = next(place for place in [path, *path.absolute().parents] if place.exists())
-    return os.access(nearest, os.W_OK)
 
 
 def _planned(settings: RunSettings, environ: Mapping[str, str], directory: RunDirectory) -> Plan:
@@ -274,7 +266,8 @@ class Session:
             owner=self._owner,
             redactor=self._redactor,
         )
-        asyncio.run(work.execute())
+        with handlers_kept():
+            asyncio.run(work.execute())
         return work.stopped, work.signal_code
 
     # --- the files
@@ -345,7 +338,7 @@ class Session:
             self._print_resume(sys.stderr if apart or settings.json_summary else self._out)
 
     def _resume_command(self) -> str:
-        return self._redactor.text(clean(resume_command(self._resumed, self._resumed_by, called_as())))
+        return self._redactor.text(clean(resume_command(self._resumed, self._resumed_by, called_as(*SCRIPTS))))
 
     def _print_resume(self, stream: TextIO) -> None:
         print_lines([self._resume_command()], stream)
@@ -362,18 +355,6 @@ class Session:
     def _say(self, text: str) -> None:
         if not self._settings.quiet:
             print_lines([self._redactor.text(text)], sys.stderr)
-
-
-def called_as() -> str:
-    """How this program was started, or (by a program that calls `run`) can be, for a shell in the same directory."""
-    script = sys.argv[0]
-    if Path(script).name not in SCRIPTS:
-        ours, here = Path(__file__).parents[1] / SCRIPTS[0], Path.cwd()
-        script = str(ours.relative_to(here) if ours.is_relative_to(here) else ours)
-    if not script.endswith(".py"):
-        return shlex.quote(Path(script).name if shutil.which(Path(script).name) == script else script)
-    python = next((each for each in ("python", "python3") if shutil.which(each) == sys.executable), sys.executable)
-    return f"{shlex.quote(python)} {shlex.quote(script)}"
 
 
 def _version(name: str) -> str:

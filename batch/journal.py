@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -182,8 +182,9 @@ class JournalWriter:
     After one failed write, or once `forbid` was called, nothing more is written: everyone who waits gets RunStopped.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, path_of: Callable[[Path, int], Path] = batch_path) -> None:
         self._directory = directory
+        self._path_of = path_of
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._files: OrderedDict[int, BatchFile] = OrderedDict()
         self._refusal: tuple[str, str] | None = None
@@ -247,13 +248,13 @@ class JournalWriter:
                 places.update(zip(numbers, file.write([waiting[number].row for number in numbers]), strict=True))
                 file.sync()
             except OSError as error:
-                self._refusal = ("disk", disk_stop(batch_path(self._directory, batch_num), error).message)
+                self._refusal = ("disk", disk_stop(self._path_of(self._directory, batch_num), error).message)
                 return self._refusal
         return [places[number] for number in range(len(waiting))]
 
     def _file(self, batch_num: int) -> BatchFile:
         if batch_num not in self._files:
-            self._files[batch_num] = BatchFile(batch_path(self._directory, batch_num))
+            self._files[batch_num] = BatchFile(self._path_of(self._directory, batch_num))
             if len(self._files) > _OPEN_FILES:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(batch_num)

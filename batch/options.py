@@ -5,7 +5,7 @@ Every field is `Annotated` with `about(...)`. Pure but for `read_yaml`, which re
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from tools.errors import UsageProblem
 
 
 def about(group: str, meaning: str, *aliases: str, **more: Any) -> Meta:
-    """What help says of a field; `more` may hold `shown` (the default in words) and `secret` (never shown)."""
+    """What help says of a field; `more` may hold `shown` (the default in words), `secret` (never shown) and `place`
+    (`section.key`, where a YAML file may have it beside its own name)."""
     return Meta(description=meaning, extra={"group": group, "aliases": aliases, **more})
 
 
@@ -33,6 +34,7 @@ class Option(Struct, frozen=True, kw_only=True):
     default: Any
     shown: str  # the default in words
     secret: bool
+    place: str = ""  # section.key in a YAML file
 
     @property
     def is_flag(self) -> bool:
@@ -80,6 +82,7 @@ def _option(item: inspect.Field, kind: Any) -> Option:
         default=default,
         shown=extra.get("shown", _default_in_words(default)),
         secret=extra.get("secret", False),
+        place=extra.get("place", ""),
     )
 
 
@@ -203,25 +206,29 @@ def read_environment(environ: Mapping[str, str], options: Sequence[Option], pref
 
 
 def read_yaml(path: Path, options: Sequence[Option]) -> list[Given]:
-    """A YAML mapping of names (dashes are underscores) -> values; `null` leaves the setting alone."""
-    names = by_name(options)
+    """A YAML mapping of names (dashes are underscores) -> values; `null` leaves the setting alone. Where options have
+    places, their sections are mappings within it."""
+    names = by_name(options) | {option.place: option for option in options if option.place}
+    sections = {option.place.partition(".")[0] for option in options if option.place}
     given = []
-    for key, value in _yaml_pairs(path):
-        option = names.get(key.replace("-", "_"))
-        if option is None:
-            raise unknown(f"key {key!r} in {path}", key.replace("-", "_"), names)
-        if value is not None:
+    for key, value in _yaml_pairs(path, sections):
+        name = key.replace("-", "_")
+        option = names.get(name)
+        if option is None and name in sections and value is not None:
+            raise UsageProblem(f"{path}: {key}: expected a mapping of settings, got {_short(value)}")
+        if option is None and name not in sections:
+            raise unknown(f"key {key!r} in {path}", name, [*names, *sections])
+        if option is not None and value is not None:
             given.append(Given(option, value, f"{path}: {key}"))
     return given
 
 
-def _yaml_pairs(path: Path) -> list[tuple[str, Any]]:
+def _yaml_pairs(path: Path, sections: Collection[str]) -> list[tuple[str, Any]]:
     loader = None
     try:
         loader = yaml.SafeLoader(path.read_bytes())
         node = loader.get_single_node()
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        read = [(loader.construct_object(k, deep=True), loader.construct_object(v, deep=True)) for k, v in pairs]
+        read = list(_pairs(loader, node, sections)) if isinstance(node, yaml.MappingNode) else []
     except OSError as problem:
         raise UsageProblem(f"cannot read {path}: {problem.strerror}") from problem
     except (yaml.YAMLError, ValueError) as problem:
@@ -233,7 +240,19 @@ def _yaml_pairs(path: Path) -> list[tuple[str, Any]]:
             loader.dispose()
     if node is not None and not isinstance(node, yaml.MappingNode):
         raise UsageProblem(f"{path} must be a mapping of settings")
-    return [(str(key), value) for key, value in read]
+    return read
+
+
+def _pairs(
+    loader: yaml.SafeLoader, node: yaml.MappingNode, sections: Collection[str], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """A mapping's pairs, each of its sections' as `section.key`."""
+    for key_node, value in node.value:
+        key = str(loader.construct_object(key_node, deep=True))
+        if isinstance(value, yaml.MappingNode) and key.replace("-", "_") in sections:
+            yield from _pairs(loader, value, (), f"{key}.")
+        else:
+            yield prefix + key, loader.construct_object(value, deep=True)
 
 
 def merge(sources: Iterable[Iterable[Given]]) -> dict[str, Any]:

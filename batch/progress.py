@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO, cast
 
 import msgspec
 from msgspec import Struct
@@ -25,9 +25,40 @@ INTERVAL = 5.0  # seconds between plain lines
 WINDOW = 60.0  # seconds that calls per second are taken over
 
 
+class Pace(Struct, frozen=True):
+    """How fast it goes. `eta` is in seconds, None while it cannot be told."""
+
+    calls_per_second: float
+    eta: float | None
+
+
+class Snapshot(Protocol):
+    """Where a run of any kind stands: `ended` of `total` things called `noun`."""
+
+    @property
+    def noun(self) -> str:
+        """Plural."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+
+    @property
+    def ended(self) -> int:
+        """Those that are over."""
+
+    @property
+    def model_calls(self) -> int:
+        """So far."""
+
+    def facts(self, pace: Pace) -> list[str]:
+        """What stands beside the bar, in order."""
+
+
 class ProgressSnapshot(Struct, frozen=True, kw_only=True):
     """Where a run stands. Counts are of the whole run, over all its invocations."""
 
+    noun: ClassVar[str] = "prompts"
     total: int  # prompts times samples
     by_status: Mapping[str, int] = {}  # of each prompt's last try
     running: int = 0
@@ -44,12 +75,19 @@ class ProgressSnapshot(Struct, frozen=True, kw_only=True):
         """Prompts that are over; stopped ones are still to be run."""
         return sum(count for status, count in self.by_status.items() if status != "stopped")
 
-
-class Pace(Struct, frozen=True):
-    """How fast it goes. `eta` is in seconds, None while it cannot be told."""
-
-    calls_per_second: float
-    eta: float | None
+    def facts(self, pace: Pace) -> list[str]:
+        """See Snapshot."""
+        statuses = [f"{name} {count}" for name, count in sorted(self.by_status.items()) if count]
+        found = [
+            *statuses,
+            f"running {self.running}",
+            f"{count_text(self.tool_calls)} tool calls",
+            f"{count_text(self.tokens)} tokens",
+            f"${self.cost_usd:.2f}",
+            *pace_facts(pace),
+            f"checkpoint {'-' if self.checkpoint_age is None else f'{self.checkpoint_age:.0f} s ago'}",
+        ]
+        return found + waiting_facts(self.cooling, self.cooling_reason)
 
 
 def plain(text: str) -> str:
@@ -76,29 +114,28 @@ def counted(number: int, one: str, more: str = "") -> str:
     return f"{number} {one if number == 1 else more or one + 's'}"
 
 
-def facts(snapshot: ProgressSnapshot, pace: Pace) -> list[str]:
-    """What stands beside the bar, in order."""
-    statuses = [f"{name} {count}" for name, count in sorted(snapshot.by_status.items()) if count]
-    found = [
-        *statuses,
-        f"running {snapshot.running}",
-        f"{count_text(snapshot.tool_calls)} tool calls",
-        f"{count_text(snapshot.tokens)} tokens",
-        f"${snapshot.cost_usd:.2f}",
+def pace_facts(pace: Pace) -> list[str]:
+    """How fast it goes, in words."""
+    return [
         f"{pace.calls_per_second:.1f} calls/s",
         f"ETA {'-' if pace.eta is None else clock_text(pace.eta)}",
-        f"checkpoint {'-' if snapshot.checkpoint_age is None else f'{snapshot.checkpoint_age:.0f} s ago'}",
     ]
-    if snapshot.cooling > 0:
-        found.append(f"waiting {snapshot.cooling:.0f} s ({snapshot.cooling_reason})")
-    return [plain(each) for each in found]
 
 
-def line(snapshot: ProgressSnapshot, pace: Pace, elapsed: float) -> str:
+def waiting_facts(seconds: float, reason: str) -> list[str]:
+    """What requests wait for, in words; nothing if they do not."""
+    return [f"waiting {seconds:.0f} s ({reason})"] if seconds > 0 else []
+
+
+def _facts_text(snapshot: Snapshot, pace: Pace) -> str:
+    return ", ".join(plain(each) for each in snapshot.facts(pace))
+
+
+def line(snapshot: Snapshot, pace: Pace, elapsed: float) -> str:
     """The plain line."""
     share = 100 * snapshot.ended / snapshot.total if snapshot.total else 100.0
-    head = f"[{clock_text(elapsed)}] {snapshot.ended}/{snapshot.total} prompts ({share:.0f}%)"
-    return ", ".join([head, *facts(snapshot, pace)])
+    head = f"[{clock_text(elapsed)}] {snapshot.ended}/{snapshot.total} {snapshot.noun} ({share:.0f}%)"
+    return f"{head}, {_facts_text(snapshot, pace)}"
 
 
 class Speed:
@@ -108,7 +145,7 @@ class Speed:
         self._first: tuple[float, int] | None = None
         self._calls: deque[tuple[float, int]] = deque()
 
-    def pace(self, now: float, snapshot: ProgressSnapshot) -> Pace:
+    def pace(self, now: float, snapshot: Snapshot) -> Pace:
         """Calls per second over the last minute; the rest at the mean speed since the first snapshot."""
         if self._first is None:
             self._first = (now, snapshot.ended)
@@ -119,7 +156,7 @@ class Speed:
         rate = (snapshot.model_calls - calls) / (now - since) if now > since else 0.0
         return Pace(rate, self._eta(now, snapshot))
 
-    def _eta(self, now: float, snapshot: ProgressSnapshot) -> float | None:
+    def _eta(self, now: float, snapshot: Snapshot) -> float | None:
         assert self._first is not None
         began, ended_before = self._first
         done = snapshot.ended - ended_before
@@ -188,7 +225,7 @@ class Progress:
         self._clock = clock
         self._began = clock()
         self._printed = float("-inf")
-        self._last: tuple[ProgressSnapshot, Pace] | None = None
+        self._last: tuple[Snapshot, Pace] | None = None
         self._speed = Speed()
         self._live: Live | None = None
         self.is_live = not quiet and stream.isatty() and takes_control_characters(environ)
@@ -204,7 +241,7 @@ class Progress:
         self._live = Live(console=console, redirect_stdout=False, redirect_stderr=False, get_renderable=self._drawn)
         self._live.start()
 
-    def update(self, snapshot: ProgressSnapshot) -> None:
+    def update(self, snapshot: Snapshot) -> None:
         """Shows where the run stands; as a plain line only if the last one is old enough."""
         now = self._clock()
         self._last = (snapshot, self._speed.pace(now, snapshot))
@@ -244,10 +281,10 @@ class Progress:
         row = Table.grid(padding=(0, 1))
         row.add_row(
             ProgressBar(total=max(1, snapshot.total), completed=snapshot.ended, width=40),
-            Text(f"{snapshot.ended}/{snapshot.total} prompts"),
+            Text(f"{snapshot.ended}/{snapshot.total} {snapshot.noun}"),
             Text(clock_text(self._clock() - self._began)),
         )
-        return Group(row, Text(", ".join(facts(snapshot, pace))))
+        return Group(row, Text(_facts_text(snapshot, pace)))
 
 
 class RunReport(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,6 @@
 """One invocation's work: what the workers say becomes counts, checkpoints, log lines and further work."""
 
 import asyncio
-import signal
 import sys
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from agent.outcome import Outcome, row_of
 from agent.rollout import offered_tools
 from agent.row import encode_row
 from agent.text import Redactor, clean
+from batch.exits import SIGNALS
 from batch.hook import Hook
 from batch.index import JournalIndex
 from batch.messages import NO_ROW, BatchJob, Job, Log, PromptEnded, try_of
@@ -34,7 +34,6 @@ TICK = 0.5  # seconds between looks at the clock, the gate and the display
 CHECKPOINT_SECONDS = 5.0
 CHECKPOINT_SHARE = 0.02  # of wall time at the most
 REASONING_WARNING = 20  # ended rows without any reasoning after which the switch is named
-SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def slots_of(settings: RunSettings, pending: int) -> Sequence[int]:

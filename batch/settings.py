@@ -361,7 +361,7 @@ def manifest(settings: RunSettings, redact: Callable[[str], str] = _unchanged) -
     """The settings as plain values for run.json, in the order of the definition: no key, no user:password of a URL;
     `redact` goes over every text."""
     shown = {option.name: getattr(settings, option.name) for option in run_options() if not option.secret}
-    shown["base_url"] = _without_user(settings.base_url)
+    shown["base_url"] = without_user(settings.base_url)
     return {name: _redacted(value, redact) for name, value in shown.items()}
 
 
@@ -379,7 +379,8 @@ def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
     return redact(clean(value)) if isinstance(value, str) else value
 
 
-def _without_user(url: str) -> str:
+def without_user(url: str) -> str:
+    """The URL without user and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else url
 
@@ -426,4 +427,4 @@ def _as_flag(given: Given, settings: RunSettings) -> str:
         value = settings.dataset_file
     if given.option.is_flag and value == "true":
         return f"--{name}"
-    return f"--{name}={_without_user(value) if name == 'base_url' else value}"
+    return f"--{name}={without_user(value) if name == 'base_url' else value}"

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from pathlib import Path
@@ -41,29 +41,14 @@ class _Checkpointed(Struct, frozen=True):
     last_checkpoint_at: Moment
 
 
-class RunDirectory:
-    """The files of one run, by name."""
+class OwnedFolder:
+    """A folder that one process at a time may write. `witness` is a file that its owner writes again and again."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, witness: Path) -> None:
         self.path = path
-        self.manifest_path = path / "run.json"
-        self.checkpoint_path = path / "checkpoint.json"
-        self.trajectories_path = path / "trajectories.jsonl"
-        self.statistics_path = path / "statistics.json"
-        self.metrics_path = path / "metrics.json"
-        self.failures_path = path / "failures.jsonl"
-        self.tasks_path = path / "tasks"
-        self.turns_path = path / "turns"
-        self.log_path = path / "run.log"
         self.lock_path = path / "run.lock"
-        self.dataset_path = path / "dataset.jsonl"  # what came by a pipe
-        self._started_at = ""
+        self._witness = witness
         self._made: list[Path] = []  # by `own`, innermost first
-
-    def files(self) -> tuple[Path, ...]:
-        """Those that are written whole: none may be a directory, or be somebody else's."""
-        derived = (self.checkpoint_path, self.trajectories_path, self.statistics_path, self.metrics_path)
-        return (*derived, self.failures_path, self.manifest_path, self.log_path, self.path / "tasks.jsonl")
 
     def own(self, owner: Owner, *, steal: bool = False, patience: float = PATIENCE) -> RunLock:
         """Makes the directory if need be and takes its lock. UsageProblem if another process has it, or it cannot be
@@ -71,7 +56,7 @@ class RunDirectory:
         try:
             self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            return own(self.lock_path, owner, self.checkpoint_path, steal=steal, patience=patience)
+            return own(self.lock_path, owner, self._witness, steal=steal, patience=patience)
         except OSError as error:
             raise UsageProblem(f"the run directory {self.path} cannot be written: {error.strerror or error}") from error
 
@@ -82,6 +67,29 @@ class RunDirectory:
                 self.lock_path.unlink()
                 for folder in self._made:
                     folder.rmdir()
+
+
+class RunDirectory(OwnedFolder):
+    """The files of one run, by name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, path / "checkpoint.json")
+        self.manifest_path = path / "run.json"
+        self.checkpoint_path = path / "checkpoint.json"
+        self.trajectories_path = path / "trajectories.jsonl"
+        self.statistics_path = path / "statistics.json"
+        self.metrics_path = path / "metrics.json"
+        self.failures_path = path / "failures.jsonl"
+        self.tasks_path = path / "tasks"
+        self.turns_path = path / "turns"
+        self.log_path = path / "run.log"
+        self.dataset_path = path / "dataset.jsonl"  # what came by a pipe
+        self._started_at = ""
+
+    def files(self) -> tuple[Path, ...]:
+        """Those that are written whole: none may be a directory, or be somebody else's."""
+        derived = (self.checkpoint_path, self.trajectories_path, self.statistics_path, self.metrics_path)
+        return (*derived, self.failures_path, self.manifest_path, self.log_path, self.path / "tasks.jsonl")
 
     def join(self, owner: Owner) -> RunLock:
         """A worker's share of its owner's lock. UsageProblem if the run has another owner by now."""
@@ -243,16 +251,23 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
         file.writelines(chunks)
 
 
+def is_writable(path: Path) -> bool:
+    """Whether a file can be made there, as far as that can be told without making it."""
+    nearest = next(place for place in [path, *path.absolute().parents] if place.exists())
+    return os.access(nearest, os.W_OK) and (nearest == path or nearest.is_dir())
+
+
 def indented(value: Any) -> bytes:
     """JSON for people, with the newline at the end."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
 class RowFiles:
-    """Reads journal rows by their place, a few files open at a time. Neighbours mostly come out of one read."""
+    """Reads journal rows by their place, a few files open at a time. Neighbours mostly come out of one read. `path_of`
+    gives a number's file."""
 
-    def __init__(self, directory: RunDirectory, open_files: int = 64) -> None:
-        self._directory = directory
+    def __init__(self, path_of: Callable[[int], Path], open_files: int = 64) -> None:
+        self._path_of = path_of
         self._limit = open_files
         self._descriptors: dict[int, int] = {}
         self._window = (-1, 0, b"")  # batch number, offset, bytes: what was read last
@@ -290,11 +305,11 @@ class RowFiles:
                 self._window = (batch_num, start, window)
                 return window[offset - start : end + 1]
             if len(window) < size:
-                raise RunStopped("disk", f"{self._directory.batch_path(batch_num)} is shorter than it was")
+                raise RunStopped("disk", f"{self._path_of(batch_num)} is shorter than it was")
 
     def _descriptor(self, batch_num: int) -> int:
         if batch_num not in self._descriptors:
             if len(self._descriptors) >= self._limit:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
-            self._descriptors[batch_num] = os.open(self._directory.batch_path(batch_num), os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptors[batch_num] = os.open(self._path_of(batch_num), os.O_RDONLY | os.O_CLOEXEC)
         return self._descriptors[batch_num]

@@ -1,6 +1,8 @@
 """A fake OpenAI-compatible endpoint that costs about 0.1 ms a request, so that it is not what is measured.
 
-A process of its own: `python -m benchmarks.endpoint LATENCY` prints its base_url, and on SIGTERM what it saw, as JSON.
+A process of its own: `python -m benchmarks.endpoint LATENCY PER_SECOND TELLS` prints its base_url, and on SIGTERM what
+it saw, as JSON. With a PER_SECOND that is not 0 it lets through no more than so many requests within any second and
+refuses others with 429; with TELLS 1 it then says when to come again.
 HTTP/1.1 with kept connections, by hand; all answers are made beforehand. A conversation gets `CALLS - 1` terminal calls
 (`COMMAND`), one a turn, then the answer; each reply has about 40 words of reasoning and text, and usage. Which turn it
 is follows from the number of assistant messages in the request. Everything else of a request is ignored.
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 from array import array
+from collections import deque
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
@@ -39,9 +42,12 @@ _TEXT = "Running the next step now."
 
 class Seen(Struct, frozen=True, kw_only=True):
     """What the endpoint saw. Times are monotonic seconds, 0 without a request; `in_flight` are means over SLICES equal
-    parts of the time from the first request to the last answer."""
+    parts of the time from the first request to the last answer. Refused requests are in `refused` alone; `tenths` has
+    how many others came in each tenth of a second from the first on."""
 
     requests: int
+    refused: int
+    tenths: list[int]
     peak: int
     first: float
     last: float
@@ -59,9 +65,14 @@ class Seen(Struct, frozen=True, kw_only=True):
 class Endpoint:
     """Answers, and counts what was asked."""
 
-    def __init__(self, latency: float) -> None:
+    def __init__(self, latency: float, per_second: int = 0, tells: bool = False) -> None:
         self.latency = latency
         self.connections = 0
+        self._per_second = per_second
+        self._tells = tells
+        self._refused = 0
+        self._tenths: list[int] = []
+        self._recent: deque[float] = deque()  # what was let through within the last second
         self._answers = [_http(_completion(turn)) for turn in range(1, CALLS + 1)]
         self._bytes = 0
         self._requests = 0
@@ -75,7 +86,23 @@ class Endpoint:
         self._requests += 1
         self._bytes += len(body)
         self._note(1)
+        tenth = int(10 * (time.monotonic() - self._times[0]))
+        self._tenths += [0] * (tenth + 1 - len(self._tenths))
+        self._tenths[tenth] += 1
         return self._answers[min(len(_ASSISTANT.findall(body)), CALLS - 1)]
+
+    def refusal(self) -> bytes:
+        """The answer to a request that came just now, if it is one too many; else b""."""
+        now = time.monotonic()
+        while self._recent and self._recent[0] <= now - 1:
+            self._recent.popleft()
+        if self._per_second and len(self._recent) >= self._per_second:
+            self._refused += 1
+            wait = self._recent[0] + 1 - now
+            return _http(b'{"error": {"message": "too many requests"}}', 429, wait if self._tells else None)
+        if self._per_second:
+            self._recent.append(now)
+        return b""
 
     def sent(self) -> None:
         """A request has its answer."""
@@ -85,6 +112,8 @@ class Endpoint:
         """Everything so far."""
         return Seen(
             requests=self._requests,
+            refused=self._refused,
+            tenths=self._tenths,
             peak=self._peak,
             first=self._times[0] if self._times else 0.0,
             last=self._times[-1] if self._times else 0.0,
@@ -142,6 +171,9 @@ class Connection(asyncio.Protocol):
             self._buffer = self._buffer[end:]
 
     def _take(self, body: bytes) -> None:
+        if (refusal := self._endpoint.refusal()) and self._transport is not None:
+            self._transport.write(refusal)
+            return
         answer = self._endpoint.answer(body)
         if self._endpoint.latency:
             asyncio.get_running_loop().call_later(self._endpoint.latency, self._send, answer)
@@ -154,8 +186,9 @@ class Connection(asyncio.Protocol):
             self._transport.write(answer)
 
 
-def _http(body: bytes) -> bytes:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+def _http(body: bytes, status: int = 200, wait: float | None = None) -> bytes:
+    told = "" if wait is None else f"retry-after-ms: {1000 * wait:.0f}\r\n"
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{told}Content-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -179,9 +212,9 @@ def _completion(turn: int) -> bytes:
 class EndpointProcess:
     """The endpoint, running as a process; `seen` is there once it has ended."""
 
-    def __init__(self, latency: float = 0.0) -> None:
+    def __init__(self, latency: float = 0.0, per_second: int = 0, *, tells: bool = False) -> None:
         self.url = ""
-        self._latency = latency
+        self._words = [str(latency), str(per_second), str(int(tells))]
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: Seen | None = None
 
@@ -192,7 +225,7 @@ class EndpointProcess:
         return self._seen
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "benchmarks.endpoint", str(self._latency)]
+        command = [sys.executable, "-m", "benchmarks.endpoint", *self._words]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)  # noqa: S603 - our own words
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().decode().strip()
@@ -207,13 +240,13 @@ class EndpointProcess:
         self._seen = msgspec.json.decode(out, type=Seen)
 
 
-async def serve(latency: float) -> None:
+async def serve(latency: float, per_second: int, tells: bool) -> None:
     """Until SIGTERM."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the whole group; our parent ends us
-    endpoint = Endpoint(latency)
+    endpoint = Endpoint(latency, per_second, tells)
     server = await loop.create_server(lambda: Connection(endpoint), "127.0.0.1", 0, backlog=4096)
     port = server.sockets[0].getsockname()[1]
     sys.stdout.write(f"http://127.0.0.1:{port}/v1\n")
@@ -224,4 +257,4 @@ async def serve(latency: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(float(sys.argv[1])))
+    asyncio.run(serve(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1"))

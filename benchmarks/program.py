@@ -60,12 +60,13 @@ def command(dataset: Path, *flags: str, concurrency: int = 16, backend: str = "l
     ]
 
 
-def run(load: Load, *, interval: float = LIMIT) -> Done:
+def run(load: Load, *flags: str, interval: float = LIMIT, per_second: int = 0, tells: bool = False) -> Done:
     """The program, start to end, against an endpoint of its own. RuntimeError if it did not do all that it should."""
     with scratch() as folder:
         dataset = write_prompts(folder / "prompts.jsonl", load.prompts)
-        with EndpointProcess(load.latency) as endpoint:
-            words = command(dataset, "--model=bench", f"--base_url={endpoint.url}", concurrency=load.concurrency)
+        with EndpointProcess(load.latency, per_second, tells=tells) as endpoint:
+            flags = ("--model=bench", f"--base_url={endpoint.url}", *flags)
+            words = command(dataset, *flags, concurrency=load.concurrency)
             cost, samples = sampled(words, folder, surroundings(folder), interval)
         check(cost, folder / "run", load.prompts)
         if endpoint.seen.requests != CALLS * load.prompts:

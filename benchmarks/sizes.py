@@ -35,8 +35,14 @@ class Sizes(Struct, frozen=True, kw_only=True):
     memory_concurrency: tuple[int, int] = (16, 400)
     starts: int = 7
     commands: int = 300
+    limit_per_second: int = 40
+    limit_seconds: int = 20
+    minute_requests: int = 1000
+    minute_prompts: int = 220
     journals: tuple[int, ...] = (10_000, 100_000)
     stream: tuple[int, int] = (1_000, 100_000)
+    counted_rows: int = 600
+    counting_rounds: int = 7
 
 
 NORMAL = Sizes()
@@ -49,6 +55,10 @@ QUICK = Sizes(
     memory_concurrency=(2, 6),
     starts=1,
     commands=5,
+    limit_seconds=2,
+    minute_prompts=4,
     journals=(200,),
     stream=(10, 100),
+    counted_rows=20,
+    counting_rounds=1,
 )

@@ -48,11 +48,18 @@ def statistics(directory: Path) -> dict[str, Any]:
 
 
 class Program:
-    """`batch_runner.py`, started; `tree` are its processes as they were last seen."""
+    """A program of ours, started; `tree` are its processes as they were last seen."""
 
-    def __init__(self, *flags: str, home: Path, stdin: bytes | None = None, **variables: str) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        home: Path,
+        stdin: bytes | None = None,
+        script: str = "batch_runner.py",
+        **variables: str,
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "batch_runner.py"), *flags],
+            [sys.executable, str(ROOT / script), *flags],
             cwd=home,
             env=environment(home, **variables),
             stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,

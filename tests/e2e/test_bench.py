@@ -49,10 +49,11 @@ def test_every_figure_is_there(passed: tuple[dict[str, Any], str, Path]) -> None
         "the same against the bare loop, aiohttp",
     ]
     starts += ["wall time, 50 ms, 4 at once", "in flight, 50 ms, 4 at once"]
+    starts += ["used of 40 requests a second, with ", "used of 40 requests a second, without", "--rpm", "--tpm"]
     starts += ["memory of a worker, 2 at once", "memory of a worker, 6 at once", "memory per prompt in flight"]
     starts += ["start to first request", "one terminal command, local", "one terminal command, bubblewrap"]
     starts += ["one terminal command, docker", "scan of the journal", "merge", "resume with nothing left"]
-    starts += ["prompts streamed", "growth of the parent"]
+    starts += ["prompts streamed", "growth of the parent", "compressor's counting"]
     assert len(found["figures"]) == len(starts)
     for start in starts:
         figure = by_name(found, start)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from batch.cli import settings_table_markdown
+from batch.cli import page, settings_table_markdown
+from compression.program import page as compressor_page
 from tests.e2e.program import ROOT, environment, read_lines
 from tests.endpoint import EndpointProcess
 
@@ -21,7 +22,7 @@ PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 def checkout(tmp_path: Path) -> Path:
     """A folder that looks like the repository after `make run`, for runs that write into it."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    for name in ("batch_runner.py", "toolset_distributions.py", "datagen-config-examples"):
+    for name in ("batch_runner.py", "trajectory_compressor.py", "toolset_distributions.py", "datagen-config-examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
@@ -39,18 +40,19 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
 
 def test_there_is_something_to_run() -> None:
     assert SHELL_BLOCKS[0].strip() == ". .venv/bin/activate"
-    assert len(SHELL_BLOCKS) == 4
+    assert len(SHELL_BLOCKS) == 5
     assert len(PYTHON_BLOCKS) == 2
 
 
-@pytest.mark.parametrize("block", SHELL_BLOCKS[1:], ids=["first", "config", "listings"])
+@pytest.mark.parametrize("block", SHELL_BLOCKS[1:], ids=["first", "config", "listings", "compressor"])
 def test_commands(block: str, checkout: Path) -> None:
     with EndpointProcess(calls=1) as endpoint:
         for command in re.sub(r"=\.\.\.", "=a-key-for-the-readme", block).strip().splitlines():
-            more = {"BATCH_RUNNER_BASE_URL": endpoint.url} if "gpt-5" in command else {}
+            program = "TRAJECTORY_COMPRESSOR" if command.startswith("trajectory") else "BATCH_RUNNER"
+            more = {f"{program}_BASE_URL": endpoint.url} if "gpt-5" in command else {}
             run(["bash", "-euc", command], checkout, OPENAI_API_KEY="a-key-for-the-readme", **more)
-    for directory in (checkout / "data").glob("*"):
-        assert read_lines(directory / "trajectories.jsonl")
+    for path in [*checkout.glob("data/*/trajectories.jsonl"), *checkout.glob("data/*.jsonl")]:
+        assert read_lines(path)
 
 
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=["agent", "run"])
@@ -64,7 +66,12 @@ def test_programs(block: str, checkout: Path) -> None:
 
 def test_the_table_of_settings_is_the_definitions() -> None:
     table = README.partition("<!-- settings -->\n")[2].partition("<!-- /settings -->")[0]
-    assert table == settings_table_markdown()
+    assert table == settings_table_markdown(page().options)
+
+
+def test_the_table_of_the_compressors_settings_is_the_definitions() -> None:
+    table = README.partition("<!-- compressor settings -->\n")[2].partition("<!-- /compressor settings -->")[0]
+    assert table == settings_table_markdown(compressor_page().options)
 
 
 def test_the_example_output_is_what_a_run_prints(checkout: Path) -> None:
@@ -76,7 +83,9 @@ def test_the_example_output_is_what_a_run_prints(checkout: Path) -> None:
 
 def test_the_map_names_what_is_there() -> None:
     named = README.partition("## Map\n")[2]
-    present = {path.name for folder in ("batch", "agent", "tools") for path in (ROOT / folder).glob("*.py")}
+    present = {
+        path.name for folder in ("compression", "batch", "agent", "tools") for path in (ROOT / folder).glob("*.py")
+    }
     missing = sorted(name for name in re.findall(r"\b[a-z_]+\.py\b", named) if name not in present | _top_level())
     assert missing == []
 

@@ -9,14 +9,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("tools", "agent", "batch")
-LEAVES = {"tools.errors", "agent.types", "agent.models.options", "tools.environments.base"}
-HEAVY = ("openai", "rich", "aiodocker", "jsonschema", "pyarrow", "zstandard", "aiohttp")
+PACKAGES = ("tools", "agent", "batch", "compression")
+LEAVES = {"tools.errors", "agent.types", "agent.models.options", "tools.environments.base", "compression.types"}
+HEAVY = (
+    *("openai", "rich", "aiodocker", "jsonschema", "pyarrow", "zstandard", "aiohttp"),
+    *("tiktoken", "tokenizers", "jinja2", "matplotlib"),
+)
 HOMES = {
     "openai": ("agent.models.",),
-    "rich": ("batch.progress", "batch.cli", "toolset_distributions"),
+    "rich": ("batch.progress", "batch.cli", "compression.report", "toolset_distributions"),
     "aiodocker": ("tools.environments.docker",),
     "pyarrow": ("batch.",),
+    "tiktoken": ("agent.tokens",),
+    "tokenizers": ("agent.tokens",),
+    "jinja2": ("compression.counting",),
+    "matplotlib": ("compression.plot",),
 }
 
 
@@ -49,8 +56,8 @@ def rank(name: str) -> int:
     if name == "toolset_distributions":
         return 0
     if name in SCRIPTS:
-        return 5
-    order = ("tools.environments", "tools", "agent", "batch")
+        return 6
+    order = ("tools.environments", "tools", "agent", "batch", "compression")
     return 1 + next(place for place, package in enumerate(order) if f"{name}.".startswith(f"{package}."))
 
 

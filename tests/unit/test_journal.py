@@ -251,7 +251,7 @@ def test_a_folder_in_the_place_of_a_half_made_file_is_named(tmp_path: Path) -> N
 def test_rows_are_read_by_place_with_few_open_files(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     places = [directory.append(n, b'{"row":%d,"text":"%s"}\n' % (n, b"x" * 20_000)) for n in range(20)]
-    with RowFiles(directory, open_files=3) as files:
+    with RowFiles(directory.batch_path, open_files=3) as files:
         for n in (*range(20), 0, 19):
             assert json.loads(files.line(n, places[n].offset))["row"] == n
 

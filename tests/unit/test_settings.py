@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch.cli import help_text, settings_table_markdown
+from batch.cli import help_text, page, settings_table_markdown
 from batch.options import Option, by_name
 from batch.settings import (
     RunSettings,
@@ -403,7 +403,7 @@ def test_the_command_that_resumes_names_a_copied_dataset(tmp_path: Path) -> None
 
 
 def test_help_and_readme_table_name_every_setting_with_its_default() -> None:
-    text, table = help_text(), settings_table_markdown()
+    text, table = help_text(page()), settings_table_markdown(page().options)
     for option in run_options():
         assert re.search(rf"^  --{option.name} ", text, re.MULTILINE)
         assert f"| `{option.name}` |" in table

@@ -1,0 +1,62 @@
+"""How well limits are used, and kept.
+
+An endpoint that lets through N requests within any second, by a sliding window, and refuses the others with 429: the
+share of N that is used between the first second and the last, with a retry-after and without (then each 429 is a pause
+of about a second). Every row ends completed, else there is no figure. Then `--rpm` and `--tpm` over little more than a
+minute: the share of the limit that the busiest 60 seconds held. Refused requests count towards neither.
+"""
+
+from collections.abc import Iterator
+
+from benchmarks.bench import Bench
+from benchmarks.endpoint import CALLS, Seen
+from benchmarks.program import run
+from benchmarks.report import Figure
+from benchmarks.sizes import Load, Sizes
+
+TOKENS = 1060  # of one request and its reply, as the endpoint reports them
+MINUTE = 600  # tenths of a second
+
+
+def measure(bench: Bench) -> Iterator[Figure]:
+    """See the module."""
+    sizes = bench.sizes
+    for tells in (True, False):
+        yield _used(sizes, tells)
+    for name, unit in (("rpm", 1), ("tpm", TOKENS)):
+        yield _kept(sizes, name, unit)
+
+
+def _used(sizes: Sizes, tells: bool) -> Figure:
+    load = Load(0.05, 32, sizes.limit_seconds * sizes.limit_per_second // CALLS)
+    seen = run(load, per_second=sizes.limit_per_second, tells=tells).seen
+    whole = seen.tenths[10 : len(seen.tenths) // 10 * 10 - 10] or seen.tenths
+    return Figure(
+        name=f"used of {sizes.limit_per_second} requests a second, {'with' if tells else 'without'} retry-after",
+        value=100 * sum(whole) * 10 / len(whole) / sizes.limit_per_second,
+        unit="%",
+        target=95.0 if tells else None,
+        at_least=tells,
+        note=f"{load.prompts} prompts, all completed; {seen.requests} requests, {seen.refused} refused",
+        values={"tenths": seen.tenths, "refused": seen.refused},
+    )
+
+
+def _kept(sizes: Sizes, name: str, unit: int) -> Figure:
+    prompts = sizes.minute_prompts
+    seen = run(Load(0.05, 32, prompts), f"--{name}={sizes.minute_requests * unit}").seen
+    most = _busiest(seen)
+    return Figure(
+        name=f"--{name} over a minute",
+        value=100 * most / sizes.minute_requests,
+        unit="%",
+        target=102.0,
+        note=f"of {sizes.minute_requests} requests a minute; {prompts} prompts in {seen.span:.0f} s",
+        values={"tenths": seen.tenths, "busiest": most},
+    )
+
+
+def _busiest(seen: Seen) -> int:
+    """The most requests within 60 seconds."""
+    starts = range(max(1, len(seen.tenths) - MINUTE + 1))
+    return max(sum(seen.tenths[start : start + MINUTE]) for start in starts)

@@ -1,0 +1,399 @@
+"""A summarizer that fails or goes away, processes that are killed, full disks: nothing is lost or paid for twice."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.compressing import (
+    SCRIPT,
+    SMALL,
+    SUMMARY,
+    compress,
+    file_metrics,
+    metrics_of,
+    row,
+    rows,
+    summarizer,
+    without_metrics,
+)
+from tests.e2e.program import ROOT, Program, read_lines, wait_until, write_dataset
+from tests.endpoint import EndpointProcess
+
+QUICK = ("--retry_delay=0.01", "--max_retries=2", "--quiet", *SMALL)
+SAID = {"message": {"content": SUMMARY}}
+
+
+def against(url: str) -> list[str]:
+    """The flags of a run against an endpoint."""
+    return [f"--base_url={url}", "--summarization_model=m", "--input=in.jsonl", "--output=out.jsonl"]
+
+
+def unchanged(folder: Path, name: str = "out.jsonl") -> bool:
+    """Whether the output has every row as it was."""
+    return [without_metrics(each) for each in read_lines(folder / name)] == read_lines(folder / "in.jsonl")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Long rows, and a short one among them."""
+    write_dataset(tmp_path / "in.jsonl", [row(0), row(1, exchanges=1), row(2), row(3)])
+    return tmp_path
+
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "empty": {"message": {"content": ""}},
+    "blank": {"message": {"content": " \n "}},
+    "prefix": {"message": {"content": "[CONTEXT SUMMARY]:"}},
+    "no choices": {"body": {"choices": []}},
+    "null": {"message": {"content": None}},
+    "tags": {"message": {"content": 'All. <tool_call>\n{"name": "x"}\n</tool_call>'}},
+    "too long": {"message": {"content": "word and word " * 3000}},
+    "cut": {"message": {"content": "It began"}, "finish_reason": "length"},
+    "500": {"status": 500},
+    "no JSON": {"raw": "<html>"},
+}
+
+
+@pytest.mark.parametrize("kind", list(BROKEN))
+def test_without_a_summary_a_row_stays_as_it_was_and_is_tried_again(kind: str, folder: Path) -> None:
+    with EndpointProcess(rules=[BROKEN[kind]]) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *QUICK, home=folder)
+        assert code == 1, out + err
+        assert endpoint.stats()["requests"] == 3 * 2
+        assert unchanged(folder)
+        assert [each["failed"] for each in metrics_of(folder / "out.jsonl")] == [True, False, True, True]
+        first = metrics_of(folder / "out.jsonl")[0]
+        assert first["error"]
+        assert (first["summarization_api_calls"], first["summarization_errors"], first["tokens_saved"]) == (2, 2, 0)
+        told = file_metrics(folder / "out_metrics.json")
+        assert told["summary"]["trajectories_failed"] == 3
+        assert told["summary"]["total_trajectories"] == 4
+        assert told["summarization"]["success_rate"] == 0.0
+        assert len(told["failed"]) == 3
+        endpoint.set_rules([SAID])
+        again = out.splitlines()[-1]
+        assert again.endswith("--resume")
+        code, out, err = compress(*again.split()[2:], home=folder)
+        assert code == 0, out + err
+        assert endpoint.stats()["requests"] == 3 * 2 + 3
+    assert [each["was_compressed"] for each in metrics_of(folder / "out.jsonl")] == [True, False, True, True]
+    assert not any(each["failed"] or each["error"] for each in metrics_of(folder / "out.jsonl"))
+    assert file_metrics(folder / "out_metrics.json")["summarization"]["requests"] == 9
+
+
+def test_a_summary_that_is_refused_is_asked_for_again(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", [row(0)])
+    with EndpointProcess(rules=[{**BROKEN["tags"], "times": 1}, SAID]) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *QUICK, home=folder)
+    assert code == 0, out + err
+    (told,) = metrics_of(folder / "out.jsonl")
+    assert (told["was_compressed"], told["summarization_api_calls"], told["summarization_errors"]) == (True, 2, 1)
+
+
+def test_a_long_summary_takes_a_further_pass(folder: Path) -> None:
+    """It is not paid for again when the second one has to wait for a resume."""
+    long = " ".join(f"fact{number}" for number in range(200))
+    write_dataset(folder / "in.jsonl", [row(0, exchanges=30)])
+    flags = [flag for flag in QUICK if "target_max" not in flag] + ["--target_max_tokens=2500"]
+    with EndpointProcess(rules=[{"message": {"content": long}, "times": 1}, {"status": 500}]) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *flags, home=folder)
+        assert code == 1, out + err
+        assert unchanged(folder)
+        assert metrics_of(folder / "out.jsonl")[0]["summarization_errors"] == 2
+        endpoint.set_rules([SAID])
+        code, out, err = compress(*against(endpoint.url), *flags, "--resume", home=folder)
+        assert code == 0, out + err
+        assert endpoint.stats()["requests"] == 4
+    (told,) = metrics_of(folder / "out.jsonl")
+    assert (told["passes"], told["still_over_limit"]) == (2, False)
+    assert told["compressed_tokens"] <= 2500
+
+
+@pytest.mark.parametrize(("rule", "requests"), [({"status": 401}, 4), ({"status": 402}, 4)])
+def test_a_summarizer_that_is_down_for_good_is_asked_no_more(rule: dict[str, Any], requests: int, folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", [*rows(40), row(40, exchanges=1)])
+    with EndpointProcess(rules=[{"call": [1, 10**6], **rule}]) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *QUICK, "--max_concurrent_requests=4", home=folder)
+        assert code == 3, out + err
+        assert 0 < endpoint.stats()["requests"] <= requests
+    assert unchanged(folder)
+    assert sum(each["failed"] for each in metrics_of(folder / "out.jsonl")) == 40
+    assert "stopped early" in out
+    assert out.splitlines()[-1].endswith("--resume")
+    assert compress(*against("http://127.0.0.1:9/v1"), *QUICK, "--resume", home=folder)[0] == 3
+
+
+def test_a_summarizer_that_cannot_be_reached(folder: Path) -> None:
+    began = time.monotonic()
+    code, out, err = compress(*against("http://127.0.0.1:9/v1"), *QUICK, home=folder)
+    assert code == 3, out + err
+    assert time.monotonic() - began < 20
+    assert unchanged(folder)
+
+
+def test_a_budget(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", rows(30))
+    prices = ("--price_in=1000", "--price_out=1000", "--max_concurrent_requests=1")  # 0.11 USD a summary
+    with EndpointProcess(rules=[SAID]) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *QUICK, *prices, "--max_cost=1", home=folder)
+        assert code == 3, out + err
+        assert 8 <= endpoint.stats()["requests"] <= 10
+        told = file_metrics(folder / "out_metrics.json")
+        assert told["summarization"]["cost_usd"] == pytest.approx(0.11 * endpoint.stats()["requests"])
+        assert told["summary"]["trajectories_compressed"] == endpoint.stats()["requests"]
+        code, out, err = compress(*against(endpoint.url), *QUICK, *prices, "--max_cost=100", "--resume", home=folder)
+        assert code == 0, out + err
+        assert endpoint.stats()["requests"] == 30
+    assert file_metrics(folder / "out_metrics.json")["summarization"]["requests"] == 30
+
+
+def test_a_price_that_nobody_knows(folder: Path) -> None:
+    code, _, err = compress(*against("http://127.0.0.1:9/v1"), "--max_cost=1", home=folder)
+    assert code == 2
+    assert "--price_in" in err
+    assert not (folder / "out.jsonl.work").exists()
+
+
+def test_a_row_that_takes_too_long_stays_as_it_was_and_is_listed(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", [row(0), row(1)])
+    with EndpointProcess(rules=[{"stall": True, "times": 1}, SAID]) as endpoint:
+        flags = ("--per_trajectory_timeout=1.5", "--max_concurrent_requests=1")
+        code, out, err = compress(*against(endpoint.url), *QUICK, *flags, home=folder)
+    assert code == 1, out + err
+    assert sorted(each["failed"] for each in metrics_of(folder / "out.jsonl")) == [False, True]
+    assert len(read_lines(folder / "out.jsonl")) == 2
+    assert "time" in file_metrics(folder / "out_metrics.json")["failed"][0]["error"]
+
+
+def test_as_many_requests_as_allowed_are_under_way(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", rows(60))
+    with EndpointProcess(rules=[{**SAID, "delay": 0.2}]) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *QUICK, "--max_concurrent_requests=20", home=folder)
+        assert code == 0, out + err
+        assert endpoint.stats()["peak"] == 20
+
+
+def test_keys_stand_nowhere(folder: Path) -> None:
+    key = "sk-test-0123456789abcdef"
+    refusal = {"status": 500, "error": {"message": f"bad key {key}"}}
+    with EndpointProcess(rules=[refusal]) as endpoint:
+        flags = [*against(endpoint.url), *QUICK, "--api_key_env=MY_OWN"]
+        code, out, err = compress(*flags, home=folder, MY_OWN=key)
+        assert code == 1, out + err
+        assert endpoint.stats()["keys"] == {key: 6}
+    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert key not in out + err + written.decode()
+    assert "--api_key_env=MY_OWN" in out
+
+
+def test_a_key_that_is_missing(folder: Path) -> None:
+    code, _, err = compress(*against("http://127.0.0.1:9/v1"), "--api_key_env=NOT_THERE", home=folder)
+    assert code == 2
+    assert "NOT_THERE is not set" in err
+    assert not (folder / "out.jsonl.work").exists()
+
+
+# --- kills
+
+
+def finished(folder: Path) -> int:
+    """Lines of the journal."""
+    journal = folder / "out.jsonl.work" / "journal.jsonl"
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+def test_killed_at_any_time_and_resumed_the_bytes_are_the_same(tmp_path: Path) -> None:
+    made = [row(number, exchanges=random.Random(number).choice((1, 8, 14, 30))) for number in range(120)]
+    write_dataset(tmp_path / "in.jsonl", made)
+    flags = ["--input=in.jsonl", "--num_workers=2", "--max_concurrent_requests=4", "--quiet"]
+    flags += ["--target_max_tokens=2000", "--summary_target_tokens=60"]
+    long = " ".join(f"fact{number}" for number in range(120))  # takes further passes
+    flags.append(summarizer(tmp_path, long, delay=0.05))
+    code, out, err = compress(*flags, "--output=whole.jsonl", home=tmp_path)
+    assert code == 0, out + err
+    ends = [int(120 * share) for share in (0.0, 0.1, 0.3, 0.5, 0.8)]
+    for least in ends:
+        with Program(*flags, "--output=out.jsonl", "--resume", home=tmp_path, script=SCRIPT) as program:
+            wait_until(lambda: finished(tmp_path) >= least or program.process.poll() is not None)  # noqa: B023
+            program.kill_all()
+        assert not (tmp_path / "out.jsonl").exists()
+        if finished(tmp_path):
+            with (tmp_path / "out.jsonl.work" / "journal.jsonl").open("ab") as journal:
+                journal.write(b'{"type":"row","file":0,')  # as a write that was cut off
+    code, out, err = compress(*flags, "--output=out.jsonl", "--resume", home=tmp_path)
+    assert code == 0, out + err
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert max(each["passes"] for each in metrics_of(tmp_path / "whole.jsonl")) > 1
+
+
+def test_what_was_paid_for_is_not_paid_for_again(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", rows(40))
+    with EndpointProcess(rules=[{**SAID, "delay": 0.1}]) as endpoint:
+        flags = [*against(endpoint.url), *QUICK, "--max_concurrent_requests=2"]
+        with Program(*flags, home=folder, script=SCRIPT) as program:
+            wait_until(lambda: finished(folder) >= 10)
+            program.kill_all()
+        done = finished(folder)
+        asked = endpoint.stats()["requests"]
+        assert asked <= done + 2
+        assert compress(*flags, "--resume", home=folder)[0] == 0
+        assert endpoint.stats()["requests"] == asked + 40 - done
+
+
+def test_a_process_that_counts_may_be_killed(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", rows(60))
+    flags = ["--input=in.jsonl", "--output=out.jsonl", *SMALL, "--quiet", summarizer(folder, delay=0.05)]
+    with Program(*flags, "--max_concurrent_requests=2", home=folder, script=SCRIPT) as program:
+        wait_until(lambda: finished(folder) >= 5)
+        killed = [each for each in program.tree() if each.pid != program.process.pid]
+        for each in killed:
+            each.kill()
+        code, out, err = program.end()
+    assert killed
+    assert code == 0, out + err
+    assert all(each["was_compressed"] for each in metrics_of(folder / "out.jsonl"))
+
+
+@pytest.mark.parametrize(("number", "wanted"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_what_is_under_way(number: int, wanted: int, folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", rows(60))
+    with EndpointProcess(rules=[{**SAID, "delay": 0.3}]) as endpoint:
+        flags = [*against(endpoint.url), *QUICK, "--max_concurrent_requests=3"]
+        with Program(*flags, home=folder, script=SCRIPT) as program:
+            wait_until(lambda: finished(folder) >= 5)
+            program.interrupt(number)
+            code, out, err = program.end()
+            assert program.tree() == []
+        assert code == wanted, out + err
+        assert "Traceback" not in err
+        assert finished(folder) == endpoint.stats()["requests"]
+        assert f"ended      {finished(folder)} of 60 rows" in out
+        assert not (folder / "out.jsonl").exists()
+        again = out.splitlines()[-1]
+        code, out, err = compress(*again.split()[2:], home=folder)
+        assert code == 0, out + err
+        assert endpoint.stats()["requests"] == 60
+
+
+def test_two_signals_end_it_at_once(folder: Path) -> None:
+    with EndpointProcess(rules=[{"stall": True}]) as endpoint:
+        with Program(*against(endpoint.url), *QUICK, home=folder, script=SCRIPT) as program:
+            wait_until(lambda: endpoint.stats()["requests"] == 3)
+            program.interrupt()
+            time.sleep(0.3)
+            began = time.monotonic()
+            program.interrupt()
+            code, out, err = program.end()
+            assert program.tree() == []
+        assert time.monotonic() - began < 5
+        assert code == 130, out + err
+        assert out.splitlines()[-1].endswith("--resume")
+
+
+def test_a_signal_while_the_output_is_written(folder: Path) -> None:
+    """All is paid for by then: what goes on with it asks nothing."""
+    write_dataset(folder / "in.jsonl", rows(60))
+    slow = "import time\nimport compression.metrics as m\ntake = m.Totals.take\n"
+    slow += "m.Totals.take = lambda *a, **k: (time.sleep(0.1), take(*a, **k))[1]\n"
+    with EndpointProcess(rules=[SAID]) as endpoint:
+        flags = [*against(endpoint.url), *QUICK]
+        with Program(*flags, home=folder, script=SCRIPT, PYTHONPATH=started_with(folder, slow)) as program:
+            wait_until((folder / "out.jsonl.tmp").exists)
+            program.interrupt(signal.SIGTERM)
+            code, out, err = program.end()
+        assert code == 143, out + err
+        assert "Traceback" not in err
+        assert not list(folder.glob("out*.jsonl*.tmp"))
+        assert compress(*out.splitlines()[-1].split()[2:], home=folder)[0] == 0
+        assert endpoint.stats()["requests"] == 60
+    assert len(read_lines(folder / "out.jsonl")) == 60
+
+
+def test_one_run_at_a_time(folder: Path) -> None:
+    with (
+        EndpointProcess(rules=[{"stall": True}]) as endpoint,
+        Program(*against(endpoint.url), *QUICK, home=folder, script=SCRIPT),
+    ):
+        wait_until(lambda: endpoint.stats()["requests"] == 3)
+        code, _, err = compress(*against(endpoint.url), *QUICK, "--resume", home=folder)
+    assert code == 2
+    assert "in use" in err
+
+
+def test_what_has_results_wants_a_word(folder: Path) -> None:
+    flags = ["--input=in.jsonl", "--output=out.jsonl", "--quiet", *SMALL]
+    assert compress(*flags, summarizer(folder), home=folder)[0] == 0
+    before = (folder / "out.jsonl").read_bytes()
+    code, _, err = compress(*flags, summarizer(folder), home=folder)
+    assert code == 2
+    assert "--resume" in err
+    for changed, named in (
+        ("--target_max_tokens=800", "target_max_tokens was 900"),
+        ("--no-first_tool", "first_tool"),
+        ("--strategy=drop", "strategy"),
+        ("--sample_percent=50", "sample_percent"),
+    ):
+        others = [flag for flag in flags if flag.split("=")[0] != changed.split("=")[0]]
+        code, _, err = compress(*others, changed, summarizer(folder), "--resume", home=folder)
+        assert code == 2
+        assert named in err
+        assert err.count("\n") == 1
+    write_dataset(folder / "in.jsonl", rows(2))
+    code, _, err = compress(*flags, summarizer(folder), "--resume", home=folder)
+    assert code == 2
+    assert "is not what" in err
+    assert (folder / "out.jsonl").read_bytes() == before
+
+
+# --- disks
+
+
+@contextmanager
+def small_disk(place: Path, size: str) -> Iterator[None]:
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "in.jsonl", rows(200))
+    disk = tmp_path / "disk"
+    flags = ["--input=in.jsonl", "--output=disk/out.jsonl", "--strategy=drop", *SMALL, "--quiet"]
+    with small_disk(disk, "256k"):
+        code, out, err = compress(*flags, home=tmp_path)
+        assert code == 3, out + err
+        assert "No space left" in out + err
+        assert out.splitlines()[-1].endswith("--resume")
+        subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True)
+        code, out, err = compress(*flags, "--resume", home=tmp_path)
+        assert code == 0, out + err
+        assert [each["task_id"] for each in read_lines(disk / "out.jsonl")] == [f"t{n}" for n in range(200)]
+
+
+def started_with(folder: Path, code: str) -> str:
+    """PYTHONPATH of a program that runs this code first."""
+    (folder / "first").mkdir()
+    (folder / "first" / "sitecustomize.py").write_text(code)
+    return f"{folder / 'first'}{os.pathsep}{ROOT}"
+
+
+def test_a_fault_of_ours_has_its_own_code(folder: Path) -> None:
+    """What no one foresaw: here a function that is broken."""
+    broken = "import compression.metrics\ncompression.metrics.Totals.to_dict = lambda *_: 1 / 0\n"
+    flags = ["--input=in.jsonl", "--output=out.jsonl", "--strategy=drop", *SMALL]
+    code, _, err = compress(*flags, home=folder, PYTHONPATH=started_with(folder, broken))
+    assert code == 70
+    assert "ZeroDivisionError" in err
+    assert json.loads((folder / "out.jsonl.work" / "run.json").read_bytes())["format"] == 1
