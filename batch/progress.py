@@ -62,6 +62,8 @@ class ProgressSnapshot(Struct, frozen=True, kw_only=True):
     total: int  # prompts times samples
     by_status: Mapping[str, int] = {}  # of each prompt's last try
     running: int = 0
+    limit: int = 0  # requests that may be under way at once, as things stand
+    at_most: int = 0  # and as was asked for
     tool_calls: int = 0
     model_calls: int = 0
     tokens: int = 0
@@ -81,6 +83,7 @@ class ProgressSnapshot(Struct, frozen=True, kw_only=True):
         found = [
             *statuses,
             f"running {self.running}",
+            *([f"{self.limit} of {self.at_most} requests at once"] if self.limit < self.at_most else []),
             f"{count_text(self.tool_calls)} tool calls",
             f"{count_text(self.tokens)} tokens",
             f"${self.cost_usd:.2f}",

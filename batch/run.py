@@ -195,6 +195,8 @@ class Run:
             total=index.counts().total,
             by_status=index.by_status(),
             running=self._pool.running,
+            limit=self._gate.limit,
+            at_most=self._settings.concurrency,
             tool_calls=index.tool_calls.total(),
             model_calls=index.spent.api_calls,
             tokens=self._gate.spent.usage.total_tokens,

@@ -26,6 +26,7 @@ CONFIRM_AFTER = 10.0  # seconds until a key that had worked is tried once more
 START_WAIT = 4.0  # seconds that an endpoint which never answered is tried: with the rest of a start below 5
 PROBE_LONGEST = 10.0  # seconds between two probes of an unreachable endpoint, from 0.5 doubling
 ROW_FAULTS = 20  # rows in a row that end by an endpoint's refusal
+LATE = 2.0  # time-outs beyond half of the good answers that halve the limit
 MINUTE = 60.5  # seconds: requests that leave a minute apart may arrive a little less apart
 
 
@@ -48,6 +49,7 @@ class _Slot:
         self.limit = limit
         self.in_flight = 0
         self.good = 0  # answers since the limit last moved
+        self.late = 0.0  # time-outs, less half of the good answers
         self.changed = 0
         self.cooling_until = 0.0
         self.pause = 0.0
@@ -410,6 +412,8 @@ class RunGate:
                 self._praise(slot, current)
             case _:
                 self._answered(slot, reopen=probing)
+                if verdict.reason == "request_timeout" and current:
+                    self._count_late(slot)
         self._stop_if_hopeless()
 
     def _answered(self, slot: _Slot, *, reopen: bool) -> None:
@@ -450,14 +454,24 @@ class RunGate:
         if slot.dry_since is None:
             slot.dry_since = now
         if current:
-            slot.limit = max(1, slot.limit // 2)
+            self._halve(slot)
             slot.pause = min(COOL_DOWN_LONGEST, max(COOL_DOWN_FIRST, slot.pause * 2))
-            slot.changed = self._next_id
-            slot.good = 0
         if verdict.retry_after is not None:
             slot.cooling_until = max(slot.cooling_until, now + verdict.retry_after)
         elif current:
             slot.cooling_until = max(slot.cooling_until, now + slot.pause * self._rng.uniform(0.75, 1.0))
+
+    def _count_late(self, slot: _Slot) -> None:
+        """More requests at once than an endpoint can serve in time only make all of them late."""
+        slot.late += 1
+        if slot.late > LATE:
+            self._halve(slot)
+
+    def _halve(self, slot: _Slot) -> None:
+        slot.limit = max(1, slot.limit // 2)
+        slot.changed = self._next_id
+        slot.good = 0
+        slot.late = 0.0
 
     def _praise(self, slot: _Slot, current: bool) -> None:
         slot.worked = True
@@ -465,6 +479,7 @@ class RunGate:
         if not current:
             return
         slot.pause = 0.0
+        slot.late = max(0.0, slot.late - 0.5)
         slot.good += 1
         if slot.good >= slot.limit and slot.limit < self._concurrency:
             slot.limit += 1

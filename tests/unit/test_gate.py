@@ -110,6 +110,27 @@ async def test_never_more_requests_than_places_and_first_come_first_served() -> 
 
 
 @virtual
+async def test_rising_time_outs_halve_the_limit_without_a_pause_and_rare_ones_do_not() -> None:
+    late = Verdict(kind="transient", reason="request_timeout", message="no answer")
+    gate = gate_of([1], 16)
+    for _ in range(30):
+        await once(gate, late)
+        await once(gate, OK)
+        await once(gate, OK)
+    assert gate.limit == 16
+    leases = [await gate.acquire(0) for _ in range(16)]
+    for lease in leases:
+        gate.release(lease, late)
+    assert (gate.limit, now()) == (8, 0.0), "what was sent before the change does not halve it again"
+    for _ in range(3):
+        await once(gate, late)
+    assert gate.limit == 4
+    for _ in range(4):
+        await once(gate, OK)
+    assert gate.limit == 5
+
+
+@virtual
 async def test_a_burst_of_429_halves_once_and_good_answers_bring_it_back_one_by_one() -> None:
     gate = gate_of([1], 16)
     leases = [await gate.acquire(0) for _ in range(16)]

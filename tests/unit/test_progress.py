@@ -55,6 +55,8 @@ def test_the_plain_line_says_everything() -> None:
             total=200,
             by_status={"failed": 2, "completed": 98, "timeout": 0},
             running=16,
+            limit=4,
+            at_most=16,
             tool_calls=1234,
             tokens=5_600_000,
             cost_usd=0.519,
@@ -66,7 +68,8 @@ def test_the_plain_line_says_everything() -> None:
         83.0,
     )
     assert text == (
-        "[0:01:23] 100/200 prompts (50%), completed 98, failed 2, running 16, 1.23k tool calls, 5.6M tokens, $0.52, "
+        "[0:01:23] 100/200 prompts (50%), completed 98, failed 2, running 16, 4 of 16 requests at once, "
+        "1.23k tool calls, 5.6M tokens, $0.52, "
         "3.1 calls/s, ETA 1:02:05, checkpoint 3 s ago, waiting 12 s (rate limit of m)"
     )
 
