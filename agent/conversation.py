@@ -29,7 +29,8 @@ GO_ON = "Your last message was cut off. Go on exactly where it stopped, without 
 
 
 class ConversationOptions(Struct, frozen=True, kw_only=True):
-    """What a run decides for all its conversations, and a row for its own."""
+    """What a run decides for all its conversations, and a row for its own. `sentinel`: the conversation is complete
+    once a terminal command that holds this text ends with exit code 0 and prints it as its first line."""
 
     max_turns: int = 30
     system_text: str = ""
@@ -41,6 +42,7 @@ class ConversationOptions(Struct, frozen=True, kw_only=True):
     task_id: str = ""
     row_key: str = ""
     sample_index: int = 0
+    sentinel: str = ""
 
 
 class End(Struct, frozen=True, kw_only=True):
@@ -96,6 +98,7 @@ class Conversation:
         self._bad_turns = 0
         self._empty_replies = 0
         self._cuts = 0
+        self._last_words: str | None = None  # what a command printed behind the sentinel
         self._unanswered: list[CheckedCall] = []  # calls of the last turn without a result so far
         self._cut_reply: Message | None = None  # its text so far: kept apart until it is whole
 
@@ -237,10 +240,13 @@ class Conversation:
         return End(status="partial", reason="empty_reply", error="the model answered nothing", retryable=True)
 
     async def _answer(self, reply: Reply) -> End:
-        end = self._finish(reply, End(status="completed"))
+        self.final_response = self._keep(reply).content
+        return await self._completed()
+
+    async def _completed(self) -> End:
         schema = self.options.response_format
         problem = await problem_in_time(self.final_response, schema) if schema is not None else ""
-        return End(status="partial", reason="schema_mismatch", error=problem) if problem else end
+        return End(status="partial", reason="schema_mismatch", error=problem) if problem else End(status="completed")
 
     def _finish(self, reply: Reply, end: End) -> End:
         self.final_response = self._keep(reply).content
@@ -272,9 +278,12 @@ class Conversation:
             check_call(raw, self._wire_id(raw, number), self._tools, cut=cut and number == last, purge=self._purged)
             for number, raw in enumerate(raw_calls)
         ]
-        self._keep(reply, tuple(each.call for each in checked))
+        said = self._keep(reply, tuple(each.call for each in checked)).content
         self._unanswered = list(checked)
         await self._run_calls(checked)
+        if self._last_words is not None:
+            self.final_response = self._last_words or said
+            return await self._completed()
         self._bad_turns = self._bad_turns + 1 if all(each.problem_kind for each in checked) else 0
         if self._bad_turns < BAD_TURNS:
             return None
@@ -298,7 +307,8 @@ class Conversation:
             return
         for call in checked:
             self._note(call, await self._result(call))
-            self._stop_if_asked()
+            if self._last_words is None:
+                self._stop_if_asked()
 
     async def _run_at_once(self, checked: Sequence[CheckedCall]) -> None:
         """Whatever ends one of them, none is left running."""
@@ -322,9 +332,15 @@ class Conversation:
     def _note(self, checked: CheckedCall, result: dict[str, Any]) -> None:
         self._unanswered.remove(checked)
         self._count(checked, ok=not result.get("error") and result.get("success") is not False)
-        content = json_text(self._purged(result))
-        call = checked.call
-        self.messages.append(Message(role="tool", content=content, tool_call_id=call.id, name=call.name))
+        result, call = self._purged(result), checked.call
+        self.messages.append(Message(role="tool", content=json_text(result), tool_call_id=call.id, name=call.name))
+        if call.name == "terminal" and self.options.sentinel in str(call.arguments.get("command")):
+            self._listen_for_the_end(result)
+
+    def _listen_for_the_end(self, result: Mapping[str, Any]) -> None:
+        first, _, rest = str(result.get("output", "")).partition("\n")
+        if first and first == self.options.sentinel and result.get("exit_code") == 0:
+            self._last_words = rest.strip()
 
     def _count(self, checked: CheckedCall, *, ok: bool) -> None:
         self.events.append(ToolEvent(checked.call.name, ok))

@@ -25,7 +25,9 @@ ERROR_HEAD = 2000  # characters of an error that a row keeps
 
 
 class RolloutPolicy(Struct, frozen=True, kw_only=True):
-    """What a run decides for all its rows. Crosses the process border: plain values, no keys."""
+    """What a run decides for all its rows. Crosses the process border: plain values, no keys. `sentinel`: see
+    `ConversationOptions`; `own_tools`: name -> `module:OBJECT` of what stands in for a tool; `steps` is `module:NAME`
+    of the `agent.steps.Steps` that the run's workers take around every conversation, made with `steps_options`."""
 
     seed: int = 0
     send_seed: bool = False
@@ -46,6 +48,10 @@ class RolloutPolicy(Struct, frozen=True, kw_only=True):
     keep_no_reasoning: bool = False
     keep_unknown_tools: bool = False
     max_attempts: int = 3
+    sentinel: str = ""
+    own_tools: dict[str, str] = {}
+    steps: str = ""
+    steps_options: dict[str, str] = {}
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import msgspec
 from msgspec import Struct
 
 from agent.checkers import Judgement, Plugin, judge
@@ -15,13 +16,14 @@ from agent.models.base import Model
 from agent.outcome import Outcome, RolloutPolicy, row_of
 from agent.prompt import Prompt, Try
 from agent.row import Row, RowEnvironment
+from agent.steps import Left, Steps, leave
 from agent.task_object import task_object
 from agent.text import Redactor
 from agent.types import Message
 from tools.base import Tool, ToolContext
 from tools.environments.base import Backend, Environment, EnvironmentSpec, Owner
 from tools.errors import RowFailed, SetupFailed, SetupTimeout, ToolError
-from tools.toolsets import resolve_names, resolve_toolsets, select_tools
+from tools.toolsets import load_tool_at, resolve_names, resolve_toolsets, select_tools
 from toolset_distributions import row_rng, sample_toolsets
 
 CLEAN_UP = 60.0  # seconds that a sandbox may outlive its row's deadline before anybody may remove it
@@ -35,16 +37,26 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     owner: Owner
     redactor: Redactor
     checker: Plugin | None = None
+    steps: Steps | None = None
     stopping: Callable[[], str]  # "" or why the run stops
 
 
 def offered_tools(prompt: Prompt, policy: RolloutPolicy, row_key: str) -> tuple[Tool, ...]:
     """Those that are to be had here, by name. A row's own tools beat the run's explicit set and what the run disables;
     that set beats the distribution, which is sampled by (seed, row_key) alone."""
+    return tuple(_as_the_run_has_it(tool, policy) for tool in _chosen_tools(prompt, policy, row_key))
+
+
+def _chosen_tools(prompt: Prompt, policy: RolloutPolicy, row_key: str) -> tuple[Tool, ...]:
     if prompt.tools:
         return select_tools(resolve_names(prompt.tools))
     toolsets = policy.enabled_toolsets or sample_toolsets(policy.distribution, row_rng(policy.seed, row_key))
     return select_tools(resolve_toolsets(toolsets), policy.disabled_toolsets)
+
+
+def _as_the_run_has_it(tool: Tool, policy: RolloutPolicy) -> Tool:
+    place = policy.own_tools.get(tool.spec.name)
+    return load_tool_at(place) if place else tool
 
 
 def _check_place(path: str, backend: Backend) -> None:
@@ -67,6 +79,7 @@ class Rollout:
         self._end: End | None = None
         self._environment = RowEnvironment()
         self._judgement: Judgement | None = None
+        self._left = Left()
         self._stop_reason = ""
         self._abandoned = asyncio.get_running_loop().create_future()
         self._work: asyncio.Task[End] | None = None
@@ -91,7 +104,7 @@ class Rollout:
         end = self._work.result() if self._work.done() and not self._work.cancelled() else self._cut_off()
         if self._conversation is not None:  # an abandoned one has not come to it
             self._conversation.settle()
-        return self.row(end)
+        return self.row(self._with_problem(end))
 
     # --- start to end
 
@@ -114,8 +127,7 @@ class Rollout:
             async with self.around.backend.open(self._environment_spec()) as environment:
                 self._environment = RowEnvironment(backend=environment.backend, image=environment.image)
                 await self._set_up(environment)
-                conversation = self._open_conversation(environment)
-                self._end = await conversation.run()
+                self._end = await self._converse(environment)
                 await self._check(self._end, environment)
                 return self._end
 
@@ -143,15 +155,40 @@ class Rollout:
             for path, data in self.prompt.files.items():
                 _check_place(path, self.around.backend)
                 await environment.write(path, data)
-            if not self.prompt.setup:
-                return
-            result = await environment.run(self.prompt.setup, timeout=self.clock.remaining())
+            if self.prompt.setup:
+                await self._run_setup(environment)
+            if self.around.steps is not None:
+                await self.around.steps.before(environment, self.prompt, self.which)
         except ToolError as error:
             raise SetupFailed(f"the row's files cannot be placed: {error}") from error
+
+    async def _run_setup(self, environment: Environment) -> None:
+        result = await environment.run(self.prompt.setup, timeout=self.clock.remaining())
         if result.timed_out:
             raise SetupTimeout("the row's setup command took longer than the row had")
         if result.exit_code != 0:
             raise SetupFailed(f"the row's setup command ended with {result.exit_code}: {result.output[-500:]}")
+
+    async def _converse(self, environment: Environment) -> End:
+        conversation, steps = self._open_conversation(environment), self.around.steps
+        if steps is None:
+            return await conversation.run()
+        try:
+            self._end = await conversation.run()
+        finally:
+            after = steps.after(environment, self.prompt, self.which)
+            self._left = await leave(after, self.clock, cut=bool(self._stop_reason))
+        if self._left.failed is not None:
+            self._end = None
+            raise self._left.failed
+        if self._left.cancelled:
+            raise asyncio.CancelledError
+        return self._end
+
+    def _with_problem(self, end: End) -> End:
+        """What went wrong behind the conversation is told beside how that ended."""
+        errors = dict.fromkeys(text for text in (end.error, self._left.problem) if text)
+        return msgspec.structs.replace(end, error="\n".join(errors))
 
     def _open_conversation(self, environment: Environment) -> Conversation:
         self._conversation = Conversation(
@@ -179,6 +216,7 @@ class Rollout:
             task_id=which.task_id,
             row_key=which.row_key,
             sample_index=which.sample_index,
+            sentinel=policy.sentinel,
         )
 
     async def _check(self, end: End, environment: Environment) -> None:

@@ -105,10 +105,10 @@ def open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))
 
 
-def show(action: Action, environ: Mapping[str, str]) -> None:
+def show(action: Action, environ: Mapping[str, str], of: Page) -> None:
     """Prints what an action other than `run` asks for. UsageProblem if it cannot be written; a reader that is gone
     has seen enough."""
-    shown(lambda: _show(action, environ))
+    shown(lambda: _show(action, environ, of))
 
 
 def shown(printing: Callable[[], None]) -> None:
@@ -130,12 +130,12 @@ def _gone_reader() -> Iterator[None]:
         silence(sys.stdout)
 
 
-def _show(action: Action, environ: Mapping[str, str]) -> None:
+def _show(action: Action, environ: Mapping[str, str], of: Page) -> None:
     match action:
         case "help":
-            print(help_text(page()), end="")  # noqa: T201 - this is the command line's output
+            print(help_text(of), end="")  # noqa: T201 - this is the command line's output
         case "version":
-            print(version_text(PROGRAM))  # noqa: T201 - this is the command line's output
+            print(version_text(of.program))  # noqa: T201 - this is the command line's output
         case "list_distributions":
             from toolset_distributions import main  # noqa: PLC0415 - only this listing needs it
 

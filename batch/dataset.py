@@ -91,6 +91,10 @@ class Dataset:
         """Whether the dataset names the row; if not, its task id follows its position."""
         return bool(self._named[index])
 
+    def task_id(self, index: int) -> str:
+        """The row's name."""
+        return self.job(index).task_id if self.has_id(index) else f"task_{index}"
+
     def line(self, index: int) -> bytes:
         """The row's bytes."""
         self.lines.seek(self._offsets[index])

@@ -64,7 +64,7 @@ def dry_run(plan: Plan, pending: int) -> DryRun:
     return DryRun(
         run_name=settings.run_name,
         directory=str(plan.directory),
-        dataset=settings.dataset_file or "--prompt",
+        dataset=plan.dataset.path or "--prompt",
         rows=found.rows,
         bad_rows=found.bad_rows,
         selected_rows=len(plan.order),

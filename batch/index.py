@@ -275,6 +275,13 @@ class JournalIndex:
             if last:
                 yield slot // self.samples, slot % self.samples, last, self._kept[slot]
 
+    def first_samples(self) -> Iterator[tuple[int, int]]:
+        """(row, place of the last try of its first sample, 0 without one) of all that are to be run or were, in dataset
+        order."""
+        for row, slot in enumerate(range(0, len(self._last), self.samples)):
+            if self._last[slot] or self._state[slot] & _SELECTED:
+                yield row, self._last[slot]
+
     def line(self, place: int) -> bytes:
         """The journal's line at a place."""
         return self._files.line((place - 1) >> _OFFSET_BITS, (place - 1) & _OFFSET)

@@ -28,6 +28,7 @@ from batch.dry_run import as_json, as_text, dry_run
 from batch.exits import FINISHED, RESUMABLE, SOME_FAILED, STOPPED_EARLY, called_as, handlers_kept
 from batch.facts import MergePolicy
 from batch.index import JournalIndex, scan_journal
+from batch.kind import BATCH_RUNNER, Ended, RunKind
 from batch.manifest import Invocation, begun, closed_at, ended, seconds_so_far
 from batch.plan import Plan, finalize_plan, make_plan
 from batch.processes import start_server
@@ -41,11 +42,10 @@ from tools.environments.owner import current_owner
 from tools.errors import UsageProblem
 
 JUDGE_SECONDS = 60.0  # for one row, when rows are judged anew
-SCRIPTS = ("batch_runner.py", "batch-runner")
 LIBRARIES = ("batch-runner", "openai", "msgspec")
 
 
-def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], kind: RunKind = BATCH_RUNNER) -> int:
     """Does what the settings say; returns the exit code. Raises UsageProblem, RunStopped."""
     try:
         os.getcwd()  # noqa: PTH109 - what is asked is whether there is one
@@ -53,44 +53,46 @@ def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str]) 
         raise UsageProblem("the current directory has been deleted: go to another one") from error
     out = sys.stdout
     with redirect_stdout(sys.stderr):  # what plug-ins print must not get between the lines that programs read
-        return _run(settings, argv, environ, out)
+        return _run(settings, argv, environ, out, kind)
 
 
-def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], out: TextIO) -> int:
+def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], out: TextIO, kind: RunKind) -> int:
     if settings.api_key:
         os.environ[API_KEY_VARIABLE] = settings.api_key  # workers find it there, as any other key
     directory = RunDirectory(run_directory(settings))
     owner = current_owner(settings.run_name)
     if settings.dry_run:
-        return Session(_planned(settings, environ, directory), directory, owner, argv, out).dry_run()
-    _refuse_bad_outputs(settings, directory)
+        return Session(_planned(settings, environ, directory, kind), directory, owner, argv, out, kind).dry_run()
+    _refuse_bad_outputs(settings, directory, kind.files(settings))
     lock = directory.own(owner, steal=settings.steal_lock)
     try:
         if settings.finalize:
-            return Session(finalize_plan(settings, _manifest(directory)), directory, owner, argv, out).finalize()
+            plan = finalize_plan(settings, _manifest(directory), kind)
+            return Session(plan, directory, owner, argv, out, kind).finalize()
         if settings.num_workers:
             start_server([heavy_module(settings.model)], owner)
-        return Session(_planned(settings, environ, directory), directory, owner, argv, out).run()
+        return Session(_planned(settings, environ, directory, kind), directory, owner, argv, out, kind).run()
     finally:
         directory.remove_if_unused()
         lock.release()
 
 
-def _refuse_bad_outputs(settings: RunSettings, directory: RunDirectory) -> None:
+def _refuse_bad_outputs(settings: RunSettings, directory: RunDirectory, more: Sequence[Path]) -> None:
     """Files that could not be written when all is paid for, or that would overwrite the dataset."""
-    named = records_file(settings)
+    records = records_file(settings)
+    named = [*more, *([records] if records else [])]
     dataset = Path(settings.dataset_file or os.devnull)
-    for path in [*directory.files(), *([named] if named else [])]:
-        if path.is_dir() or (path == named and not is_writable(path)):
+    for path in [*directory.files(), *named]:
+        if path.is_dir() or (path in named and not is_writable(path)):
             raise UsageProblem(f"{path} cannot be written")
         if path.exists() and dataset.exists() and path.samefile(dataset):
             raise UsageProblem(f"{path} is the dataset: it would be overwritten; choose another output")
 
 
-def _planned(settings: RunSettings, environ: Mapping[str, str], directory: RunDirectory) -> Plan:
+def _planned(settings: RunSettings, environ: Mapping[str, str], directory: RunDirectory, kind: RunKind) -> Plan:
     _refuse_other_results(settings, directory)
     recorded = (directory.read_manifest() or {}).get("backend", "")
-    return asyncio.run(make_plan(settings, environ, recorded))
+    return asyncio.run(make_plan(settings, environ, recorded, kind))
 
 
 def _refuse_other_results(settings: RunSettings, directory: RunDirectory) -> None:
@@ -109,8 +111,11 @@ def _manifest(directory: RunDirectory) -> Mapping[str, Any]:
 class Session:
     """An invocation that owns its directory and has a plan."""
 
-    def __init__(self, plan: Plan, directory: RunDirectory, owner: Owner, argv: Sequence[str], out: TextIO) -> None:
+    def __init__(
+        self, plan: Plan, directory: RunDirectory, owner: Owner, argv: Sequence[str], out: TextIO, kind: RunKind
+    ) -> None:
         self._plan = plan
+        self._kind = kind
         self._settings = plan.settings
         self._directory = directory
         self._owner = owner
@@ -201,11 +206,12 @@ class Session:
 
     def _run_before(self, known: Mapping[str, Any]) -> RunSettings:
         """The settings of the run whose files are made anew, where they are now."""
-        settings, now = recorded(known), self._settings
+        settings, now = recorded(known, self._kind.settings), self._settings
         places = {}
         if run_directory(settings) != run_directory(now):
             places = {"output_dir": now.output_dir, "output": str(run_directory(now)) if now.output else ""}
-        return msgspec.structs.replace(settings, run_name=now.run_name, dataset_file=now.dataset_file, **places)
+        dataset = now.dataset_file if settings.dataset_file else ""  # another kind may have its rows from elsewhere
+        return msgspec.structs.replace(settings, run_name=now.run_name, dataset_file=dataset, **places)
 
     def _mend(self) -> None:
         mending = self._directory.mend()
@@ -220,7 +226,7 @@ class Session:
             run_name=self._settings.run_name,
             settings=manifest(self._settings, self._redactor.text),
             dataset={
-                "path": str(Path(plan.dataset.path).resolve()) if self._settings.dataset_file else "",
+                "path": str(Path(plan.dataset.path).resolve()) if plan.dataset.path else "",
                 "size": plan.scan.size,
                 "sha256": plan.scan.sha256,
                 "rows": plan.scan.rows,
@@ -281,10 +287,24 @@ class Session:
         if self._unjudged:
             self._say(f"warning: the checker failed on {counted(len(self._unjudged), 'row')} (success_reason says how)")
         answers = self._answers(index)
+        files = self._kind.finish(self._ended(record, index, whole=not (stopped or signal_code)))
         index.close()
+        summary = msgspec.structs.replace(summary, metrics=self._directory.read_metrics())
         code = signal_code or (STOPPED_EARLY if stopped else SOME_FAILED if summary.counts.failed else FINISHED)
-        self._report(summary, stopped, code, answers)
+        self._report(summary, stopped, code, answers, files)
         return code
+
+    def _ended(self, record: Mapping[str, Any], index: JournalIndex, *, whole: bool) -> Ended:
+        return Ended(
+            settings=self._settings,
+            directory=self._directory,
+            index=index,
+            owner=self._owner,
+            backend=self._plan.backend,
+            model=record["settings"].get("model", self._settings.model),
+            whole=whole,
+            say=self._say,
+        )
 
     def _answers(self, index: JournalIndex) -> tuple[str, ...]:
         if not self._settings.prompt:
@@ -317,7 +337,14 @@ class Session:
 
         return anew
 
-    def _report(self, summary: RunSummary, stopped: RunStopped | None, code: int, answers: tuple[str, ...]) -> None:
+    def _report(
+        self,
+        summary: RunSummary,
+        stopped: RunStopped | None,
+        code: int,
+        answers: tuple[str, ...],
+        files: Mapping[str, str],
+    ) -> None:
         settings = self._settings
         report = RunReport(
             run_name=self._settings.run_name,
@@ -325,7 +352,7 @@ class Session:
             stopped=self._redactor.text(clean(stopped.message)) if stopped else "",
             statistics=summary.statistics,
             metrics=summary.metrics,
-            files=self._files(),
+            files={**self._files(), **files},
             answers=answers,
             resume=self._resume_command() if code in RESUMABLE else "",
         )
@@ -338,7 +365,9 @@ class Session:
             self._print_resume(sys.stderr if apart or settings.json_summary else self._out)
 
     def _resume_command(self) -> str:
-        return self._redactor.text(clean(resume_command(self._resumed, self._resumed_by, called_as(*SCRIPTS))))
+        return self._redactor.text(
+            clean(resume_command(self._resumed, self._resumed_by, called_as(self._kind.script, self._kind.command)))
+        )
 
     def _print_resume(self, stream: TextIO) -> None:
         print_lines([self._resume_command()], stream)

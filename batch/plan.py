@@ -17,7 +17,8 @@ from agent.outcome import RolloutPolicy
 from agent.pricing import cost
 from agent.prompt import Prompt
 from agent.types import Message, Usage
-from batch.dataset import Dataset, DatasetScan, Selection, open_dataset, scan
+from batch.dataset import Dataset, DatasetScan, Selection, scan
+from batch.kind import BATCH_RUNNER, RunKind
 from batch.progress import counted
 from batch.settings import RunSettings, recorded, run_directory
 from tools.environments.base import Limits
@@ -44,7 +45,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
 
 
-async def make_plan(settings: RunSettings, environ: Mapping[str, str], recorded_backend: str = "") -> Plan:
+async def make_plan(
+    settings: RunSettings,
+    environ: Mapping[str, str],
+    recorded_backend: str = "",
+    kind: RunKind = BATCH_RUNNER,
+) -> Plan:
     """Reads the dataset whole, looks at the backend, its image, the plug-ins and the keys. Raises UsageProblem.
 
     `recorded_backend` is the one that a run to be resumed has used so far.
@@ -56,11 +62,12 @@ async def make_plan(settings: RunSettings, environ: Mapping[str, str], recorded_
     if settings.success_checker:
         load_plugin(settings.success_checker)
     directory = run_directory(settings)
-    dataset, found = read_dataset(settings, directory)
+    dataset, found = read_dataset(settings, directory, kind)
     order = selection(settings).order(dataset)
     _check_toolsets(settings, found)
     backend = await choose_backend(settings, found, recorded_backend)
     await _ready_image(settings, found, backend)
+    await kind.prepare(settings, dataset, backend)
     if settings.dataset_file and not settings.dry_run:
         settings = msgspec.structs.replace(settings, dataset_file=dataset.path)  # what can be read again
     return Plan(
@@ -70,21 +77,21 @@ async def make_plan(settings: RunSettings, environ: Mapping[str, str], recorded_
         scan=found,
         order=order,
         model=model,
-        policy=rollout_policy(settings, os.environ),
+        policy=kind.policy(settings, rollout_policy(settings, os.environ)),
         backend=backend,
         on_task_done=load_plugin(settings.on_task_done) if settings.on_task_done else None,
         environ=dict(os.environ),
     )
 
 
-def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any]) -> Plan:
+def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any], kind: RunKind = BATCH_RUNNER) -> Plan:
     """A plan for making a run's files anew: what shapes the data is the manifest's, how it is shown the settings'."""
-    before = recorded(manifest)
+    before = recorded(manifest, kind.settings)
     kept = ("samples_per_prompt", "max_samples", "shuffle", "seed", "spread", "distribution", "batch_size", "model")
     changes = {name: getattr(before, name) for name in (*kept, "prompt")}
     changes["dataset_file"] = settings.dataset_file or _recorded_dataset(manifest, run_directory(settings))
     settings = msgspec.structs.replace(settings, **changes, skip_bad_rows=True)
-    dataset, found = read_dataset(settings, run_directory(settings))
+    dataset, found = read_dataset(settings, run_directory(settings), kind)
     return Plan(
         settings=settings,
         directory=run_directory(settings),
@@ -113,17 +120,17 @@ def selection(settings: RunSettings) -> Selection:
     return Selection(max_samples=settings.max_samples, shuffle=settings.shuffle, seed=settings.seed)
 
 
-def read_dataset(settings: RunSettings, directory: Path) -> tuple[Dataset, DatasetScan]:
+def read_dataset(settings: RunSettings, directory: Path, kind: RunKind = BATCH_RUNNER) -> tuple[Dataset, DatasetScan]:
     """The dataset, scanned. Bad rows and an empty set are UsageProblems."""
     if settings.prompt:
         dataset = Dataset.of_prompt(settings.prompt)
         return dataset, scanned(settings, dataset)
     if settings.dry_run:
-        dataset = open_dataset(settings.dataset_file)
+        dataset = kind.open_dataset(settings, None)
         return dataset, scanned(settings, dataset)
     spooled = directory / "dataset.jsonl.tmp"
     try:
-        dataset = open_dataset(settings.dataset_file, spool_to=spooled)
+        dataset = kind.open_dataset(settings, spooled)
         found = scanned(settings, dataset)
         if spooled.is_file():  # only a dataset that can be run takes the place of an earlier one
             dataset.path = str(spooled.replace(directory / "dataset.jsonl"))
@@ -269,7 +276,8 @@ async def choose_backend(settings: RunSettings, found: DatasetScan, recorded: st
     except UsageProblem as problem:
         if not found.images:
             raise
-        raise UsageProblem(f"{settings.dataset_file}:{found.first_image_line}: image: {problem}") from problem
+        where = f"{settings.dataset_file}:{found.first_image_line}: " if settings.dataset_file else ""
+        raise UsageProblem(f"{where}image: {problem}") from problem
 
 
 async def _ready_image(settings: RunSettings, found: DatasetScan, backend_name: str) -> None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from batch.cli import show
+from batch.cli import page, show
 from batch.exits import exit_code
 from batch.invocation import run
 from batch.settings import load_settings
@@ -17,6 +17,6 @@ def invoke(words: Sequence[str]) -> int:
 def _invoke(words: Sequence[str]) -> int:
     settings, action = load_settings(words, os.environ)
     if action != "run":
-        show(action, os.environ)
+        show(action, os.environ, page())
         return 0
     return run(settings, words, os.environ)

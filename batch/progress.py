@@ -327,6 +327,7 @@ def summary_lines(report: RunReport) -> list[str]:
         f"  spent      {requests}, {tokens} tokens, ${metrics['cost_usd']:.4f}",
         *_reasoning_line(statistics["reasoning_statistics"]),
         *_tool_lines(statistics["tool_statistics"]),
+        *_evaluation_line(metrics.get("evaluation", {})),
         *(f"  {what:<10} {path}" for what, path in report.files.items()),
     ]
 
@@ -334,6 +335,11 @@ def summary_lines(report: RunReport) -> list[str]:
 def _reasoning_line(counts: Mapping[str, int]) -> list[str]:
     turns, reasoned = counts["total_assistant_turns"], counts["turns_with_reasoning"]
     return [f"  reasoning  in {reasoned} of {turns} turns ({100 * reasoned / turns:.1f}%)"] if turns else []
+
+
+def _evaluation_line(counts: Mapping[str, float]) -> list[str]:
+    numbers = ", ".join(f"{name} {count}" for name, count in counts.items() if name != "resolved_rate")
+    return [f"  evaluated  {numbers} ({100 * counts['resolved_rate']:.1f}% resolved)"] if counts else []
 
 
 def _tool_lines(tools: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -50,7 +50,11 @@ TOOLS, MODEL, BUDGET, SANDBOX, DISPLAY = "Tools", "Model", "Limits and budget", 
 
 class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a run can be told. As `load_settings` returns it for a run, `run_name` is filled in, values agree
-    with each other, and `keep_no_reasoning` is on where `reasoning_disabled` is."""
+    with each other, and `keep_no_reasoning` is on where `reasoning_disabled` is.
+
+    `SOURCES`: the settings of which one says where rows come from, and how to give it."""
+
+    SOURCES: ClassVar[Mapping[str, str]] = {"prompt": "--prompt TEXT", "dataset_file": "--dataset_file FILE"}
 
     dataset_file: Annotated[
         str,
@@ -240,17 +244,28 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[RunS
 
     Reads the `--config` file. For an action other than `run` settings are read but not checked against each other.
     """
-    options = run_options()
-    flags, asked = read_flags(argv, [*options, CONFIG], ACTIONS)
-    action: Action = next((each for each in ACTIONS if each in asked), "run")
+    values, action = read_sources(argv, environ, run_options(), ACTIONS, PREFIX)
+    settings = RunSettings(**values)
+    return (agreed(settings) if action == "run" else settings), action
+
+
+def read_sources(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    options: Sequence[Option],
+    actions: Sequence[Action],
+    prefix: str,
+) -> tuple[dict[str, Any], Action]:
+    """Typed values by name of a program with these options, and what it is to do."""
+    flags, asked = read_flags(argv, [*options, CONFIG], actions)
+    action: Action = next((each for each in actions if each in asked), "run")
     config = merge([[given for given in flags if given.option is CONFIG]]).get("config", "")
     sources = [
         [given for given in flags if given.option is not CONFIG],
         _read_config(Path(config), options) if config else [],
-        read_environment(environ, options, PREFIX),
+        read_environment(environ, options, prefix),
     ]
-    settings = RunSettings(**merge(sources))
-    return (_agreed(settings) if action == "run" else settings), action
+    return merge(sources), action
 
 
 def _read_config(path: Path, options: Sequence[Option]) -> list[Given]:
@@ -268,7 +283,11 @@ def _network_of_yaml(given: Given) -> Given:
     return given
 
 
-def _agreed(settings: RunSettings) -> RunSettings:
+Settings = TypeVar("Settings", bound=RunSettings)
+
+
+def agreed(settings: Settings) -> Settings:
+    """Settings that agree with each other, the run's name filled in. Raises UsageProblem."""
     for check in (_check_input, _check_model, _check_limits, _check_sandbox):
         check(settings)
     return msgspec.structs.replace(
@@ -278,45 +297,46 @@ def _agreed(settings: RunSettings) -> RunSettings:
     )
 
 
-def _refuse(wrong: bool, message: str) -> None:
+def refuse(wrong: bool, message: str) -> None:
+    """Raises UsageProblem if so."""
     if wrong:
         raise UsageProblem(message)
 
 
 def _check_input(settings: RunSettings) -> None:
-    both = bool(settings.prompt) and bool(settings.dataset_file)
-    _refuse(both, "prompt and dataset_file: give one of them")
-    _refuse(settings.finalize and bool(settings.prompt), "finalize works on a run's files: it takes no prompt")
-    _refuse(settings.finalize and settings.dry_run, "finalize and dry_run exclude each other")
-    _refuse(settings.verbose and settings.quiet, "verbose and quiet exclude each other")
-    _refuse(len(settings.retry) > 1 and "none" in settings.retry, "retry: none stands alone")
-    _refuse(not settings.retry, "retry: expected at least one of none, failed, timeout, incomplete, all")
-    _refuse(not settings.output_format, "output_format: expected at least one of sharegpt, json, jsonl, turns")
-    missing = not settings.dataset_file and not settings.prompt.strip() and not settings.finalize
-    _refuse(missing, "no prompts: give --dataset_file FILE or --prompt TEXT")
+    given = [name for name in settings.SOURCES if getattr(settings, name)]
+    refuse(len(given) > 1, f"{' and '.join(given)}: give one of them")
+    refuse(settings.finalize and bool(settings.prompt), "finalize works on a run's files: it takes no prompt")
+    refuse(settings.finalize and settings.dry_run, "finalize and dry_run exclude each other")
+    refuse(settings.verbose and settings.quiet, "verbose and quiet exclude each other")
+    refuse(len(settings.retry) > 1 and "none" in settings.retry, "retry: none stands alone")
+    refuse(not settings.retry, "retry: expected at least one of none, failed, timeout, incomplete, all")
+    refuse(not settings.output_format, "output_format: expected at least one of sharegpt, json, jsonl, turns")
+    missing = not settings.finalize and not any(getattr(settings, name).strip() for name in given)
+    refuse(missing, f"no prompts: give {' or '.join(settings.SOURCES.values())}")
 
 
 def _check_model(settings: RunSettings) -> None:
-    _refuse(not settings.model and not settings.finalize, "no model: give --model NAME")
+    refuse(not settings.model and not settings.finalize, "no model: give --model NAME")
     warm = settings.deterministic and bool(settings.temperature)
-    _refuse(warm, f"deterministic sends temperature 0: leave out temperature {settings.temperature}")
+    refuse(warm, f"deterministic sends temperature 0: leave out temperature {settings.temperature}")
     effort = settings.reasoning_disabled and settings.reasoning_effort not in {None, "none"}
-    _refuse(effort, "reasoning_disabled and reasoning_effort exclude each other")
+    refuse(effort, "reasoning_disabled and reasoning_effort exclude each other")
     if settings.base_url and urlsplit(settings.base_url).scheme not in {"http", "https"}:
         raise UsageProblem("base_url: expected a URL that starts with http:// or https://")
 
 
 def _check_limits(settings: RunSettings) -> None:
     one = (settings.price_in is None) != (settings.price_out is None)
-    _refuse(one, "price_in and price_out belong together: give both")
+    refuse(one, "price_in and price_out belong together: give both")
 
 
 def _check_sandbox(settings: RunSettings) -> None:
     for name in settings.env_allow:
-        _refuse(not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"env_allow: {name!r} is no variable's name")
+        refuse(not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"env_allow: {name!r} is no variable's name")
     for volume in settings.volumes:
         shape = re.fullmatch(r"[^:]+:/[^:]*(:ro|:rw)?", volume)
-        _refuse(shape is None, f"volumes: expected HOST:/SANDBOX or HOST:/SANDBOX:ro, got {volume!r}")
+        refuse(shape is None, f"volumes: expected HOST:/SANDBOX or HOST:/SANDBOX:ro, got {volume!r}")
 
 
 def _run_name(settings: RunSettings) -> str:
@@ -331,7 +351,7 @@ def _run_name(settings: RunSettings) -> str:
         name = last
     elif not name and settings.prompt and not settings.resume and not settings.finalize:
         name = f"prompt-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"[:-3] + "Z"
-    _refuse(not name, "no run_name: give --run_name NAME (or --output DIRECTORY)")
+    refuse(not name, "no run_name: give --run_name NAME (or --output DIRECTORY)")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) or name in {".", ".."}:
         raise UsageProblem(f"run_name: expected one path component of [A-Za-z0-9._-], got {name[:60]!r}")
     return name
@@ -360,15 +380,16 @@ def _unchanged(text: str) -> str:
 def manifest(settings: RunSettings, redact: Callable[[str], str] = _unchanged) -> dict[str, Any]:
     """The settings as plain values for run.json, in the order of the definition: no key, no user:password of a URL;
     `redact` goes over every text."""
-    shown = {option.name: getattr(settings, option.name) for option in run_options() if not option.secret}
+    options = options_of(type(settings))
+    shown = {option.name: getattr(settings, option.name) for option in options if not option.secret}
     shown["base_url"] = without_user(settings.base_url)
     return {name: _redacted(value, redact) for name, value in shown.items()}
 
 
-def recorded(manifest: Mapping[str, Any]) -> RunSettings:
+def recorded(manifest: Mapping[str, Any], kind: type[RunSettings] = RunSettings) -> RunSettings:
     """The settings that run.json holds. UsageProblem if they are none."""
     try:
-        return msgspec.convert(manifest["settings"], RunSettings)
+        return msgspec.convert(manifest["settings"], kind)
     except (KeyError, msgspec.ValidationError) as error:
         raise UsageProblem(f"run.json is damaged: settings: {error}") from error
 
@@ -395,7 +416,8 @@ def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "p
     The dataset is named as the settings have it: a copy in the run directory, of stdin or a pipe, by its own name. So
     is a run name that was made up.
     """
-    flags = read_flags(argv, [*run_options(), CONFIG], ACTIONS)[0] if argv else _departures(settings)
+    options = options_of(type(settings))
+    flags = read_flags(argv, [*options, CONFIG], ACTIONS)[0] if argv else _departures(settings, options)
     words = [_as_flag(given, settings) for given in flags if given.option.name not in ONCE_ONLY]
     given_names = {given.option.name for given in flags}
     if settings.prompt and not given_names & {"run_name", "output"}:
@@ -405,9 +427,9 @@ def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "p
     return " ".join([program, *(shlex.quote(word) for word in [*words, "--resume"])])
 
 
-def _departures(settings: RunSettings) -> list[Given]:
-    usual = RunSettings()
-    values = {option: getattr(settings, option.name) for option in run_options()}
+def _departures(settings: RunSettings, options: Sequence[Option]) -> list[Given]:
+    usual = type(settings)()
+    values = {option: getattr(settings, option.name) for option in options}
     return [
         Given(option, _flag_value(value), f"--{option.name}")
         for option, value in values.items()

@@ -203,6 +203,11 @@ class RunDirectory(OwnedFolder):
                 f"{self.manifest_path} is damaged ({error}): move it away to go on without it"
             ) from error
 
+    def read_metrics(self) -> dict[str, Any]:
+        """metrics.json, which is there. What is not a batch runner's is added to it by others."""
+        metrics: dict[str, Any] = msgspec.json.decode(self.metrics_path.read_bytes())
+        return metrics
+
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replaces run.json."""
         replace_file(self.manifest_path, [indented(manifest)])

@@ -30,6 +30,7 @@ from agent.outcome import RolloutPolicy
 from agent.rollout import Rollout, Surroundings
 from agent.row import Row, encode_row
 from agent.secrets import redactor_for
+from agent.steps import load_steps
 from agent.types import Spend
 from batch.journal import JournalWriter
 from batch.lock import join
@@ -165,13 +166,14 @@ class Worker:
             lock.release()
 
     def _open(self) -> Surroundings:
-        spec = self._spec
+        spec, policy = self._spec, self._spec.policy
         return Surroundings(
             model=open_model(spec.model, self._gate),
             backend=load_backend(spec.backend),
             owner=current_owner(spec.owner.run_id),
             redactor=redactor_for(spec.model, os.environ)[0],
             checker=load_plugin(spec.success_checker) if spec.success_checker else None,
+            steps=load_steps(policy.steps, policy.steps_options, Path(spec.run_dir)) if policy.steps else None,
             stopping=lambda: self._stop_reason,
         )
 

@@ -60,7 +60,12 @@ BUILT_IN_TOOLS = tuple(sorted({tool for tools in TOOLSETS.values() for tool in t
 @cache
 def load_tool(name: str) -> Tool:
     """The tool of that name, which must be in TOOLS."""
-    module, _, attribute = TOOLS[name].partition(":")
+    return load_tool_at(TOOLS[name])
+
+
+def load_tool_at(place: str) -> Tool:
+    """The tool at `module:OBJECT`."""
+    module, _, attribute = place.partition(":")
     tool: Tool = getattr(import_module(module), attribute)
     return tool
 

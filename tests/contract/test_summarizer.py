@@ -15,7 +15,7 @@ import pytest
 from agent.errors import ModelError, RunStopped
 from agent.models.options import RequestOptions
 from agent.models.providers import API_KEY_VARIABLE
-from agent.types import Spend, Usage
+from agent.types import NO_SPEND, Spend, Usage
 from compression.summarizer import FAILURES, Summarizer, Summary, SummaryLimits, summarizer_spec
 from compression.types import Ask, Policy, RowMetrics
 from tests.contract.environments import eventually
@@ -41,7 +41,7 @@ class Open:
         options: RequestOptions | None = None,
         environ: Mapping[str, str] | None = None,
         api_key_env: str = "",
-        spent: tuple[Spend, int] = (Spend(), 0),
+        spent: Spend = NO_SPEND,
         **limits: Any,
     ) -> Summarizer:
         self.endpoint.set_rules([*rules, {"message": GOOD}])
@@ -57,7 +57,7 @@ class Open:
             environ=given,
         )
         made = SummaryLimits(**{"retry_delay": 0.01, **limits})
-        summarizer = Summarizer(spec, made, given, spent=spent[0], summaries=spent[1], rng=random.Random(1))
+        summarizer = Summarizer(spec, made, given, spent=spent, rng=random.Random(1))
         return await self._stack.enter_async_context(summarizer)
 
 
@@ -334,26 +334,105 @@ async def test_a_summary_between_failures_lets_it_go_on(opened: Open) -> None:
     for _ in range(3):
         await ends_of(summarizer, FAILURES - 1)
         await summary(summarizer)
+        summarizer.judged("")
     assert summarizer.stopped is None
 
 
-async def test_the_budget_ends_it(opened: Open) -> None:
-    summarizer = await opened(options=RequestOptions(price_in=0.0, price_out=1000.0), max_cost=0.025, concurrency=1)
-    ends = [await summary(summarizer) for _ in range(3)]  # 0.01 each
-    assert [round(end.spend.cost_usd, 6) for end in ends] == [0.01] * 3
-    assert (await stopping(summarizer)).reason == "budget"
-    assert opened.endpoint.stats.requests == 3
+PRICED = RequestOptions(price_in=0.0, price_out=1000.0)  # 1 USD at the most for each of `asking`, 0.01 in fact
 
 
-async def test_no_call_is_begun_that_the_budget_has_no_room_for(opened: Open) -> None:
-    opened.endpoint.latency = 0.05
-    before = (Spend(requests=7, usage=Usage(total_tokens=770)), 7)
-    summarizer = await opened(max_total_tokens=1000, spent=before)
+async def test_a_try_is_made_only_if_the_dearest_reply_would_be_within_the_budget(opened: Open) -> None:
+    summarizer = await opened(options=PRICED, max_cost=1.015)
     ends = await ends_of(summarizer, 10)
-    assert [type(end) for end in ends] == [Summary] * 3 + [RunStopped] * 7
-    assert opened.endpoint.stats.requests == 3
-    assert summarizer.spent.usage.total_tokens == 1100
+    assert [type(end) for end in ends] == [Summary] * 2 + [RunStopped] * 8
     assert (await stopping(summarizer)).reason == "budget"
+    assert opened.endpoint.stats.requests == 2
+    assert summarizer.spent.cost_usd == pytest.approx(0.02)
+
+
+async def test_the_prompt_counts_in_the_budget(opened: Open) -> None:
+    summarizer = await opened(options=RequestOptions(price_in=1000.0, price_out=0.0), max_cost=0.0039)
+    assert (await stopping(summarizer)).reason == "budget"
+    assert opened.endpoint.stats.requests == 0
+
+
+@pytest.mark.parametrize("limits", [{"options": PRICED, "max_cost": 2.9}, {"max_total_tokens": 2500}])
+async def test_what_is_under_way_counts_as_the_dearest_it_can_be(limits: dict[str, Any], opened: Open) -> None:
+    """Those that find no room wait, and their rows' time stands still."""
+    opened.endpoint.latency = 0.05
+    summarizer = await opened(**limits)
+    ends = await asyncio.gather(*(summary(summarizer, f"row {n}", remaining=0.2) for n in range(12)))
+    assert all(isinstance(end, Summary) for end in ends)
+    assert opened.endpoint.stats.peak == 2
+
+
+async def test_dear_replies_never_go_past_the_budget(opened: Open) -> None:
+    usage = {"prompt_tokens": 0, "completion_tokens": 1000, "total_tokens": 1000}
+    opened.endpoint.latency = 0.02
+    summarizer = await opened({"message": GOOD, "usage": usage}, options=PRICED, max_cost=3.5)
+    ends = await ends_of(summarizer, 12)
+    assert [type(end) for end in ends] == [Summary] * 3 + [RunStopped] * 9
+    assert summarizer.spent.cost_usd == pytest.approx(3.0)
+
+
+async def test_a_further_try_needs_room_too(opened: Open) -> None:
+    empty = {"message": {"content": ""}}
+    summarizer = await opened(empty, options=PRICED, max_cost=1.005)
+    assert (await stopping(summarizer)).spend.requests == opened.endpoint.stats.requests == 1
+
+
+async def test_what_earlier_invocations_spent_counts_in_the_budget(opened: Open) -> None:
+    summarizer = await opened(max_total_tokens=1200, spent=Spend(requests=7, usage=Usage(total_tokens=770)))
+    assert (await stopping(summarizer)).reason == "budget"
+    assert opened.endpoint.stats.requests == 0
+    assert summarizer.spent.requests == 7
+
+
+async def test_those_that_wait_for_room_end_with_the_run(opened: Open) -> None:
+    opened.endpoint.latency = 0.2
+    summarizer = await opened(max_total_tokens=1100)
+    running = [asyncio.create_task(summary(summarizer, f"row {number}")) for number in range(2)]
+
+    async def is_asked() -> bool:
+        return opened.endpoint.stats.in_flight == 1
+
+    assert await eventually(is_asked)
+    summarizer.stop("interrupt", "interrupted")
+    with pytest.raises(RunStopped, match="interrupted"):
+        await running[1]
+    assert not running[0].done()
+    assert (await running[0]).text
+
+
+# --- answers that are refused by whoever asked
+
+
+async def test_tries_that_refused_answers_took_are_not_made_again(opened: Open) -> None:
+    summarizer = await opened({"status": 500}, tries=3)
+    with pytest.raises(ModelError):
+        await summarizer.summarize(asking(), row_key="id:1", remaining=30.0, tried=2)
+    assert opened.endpoint.stats.requests == 1
+
+
+async def test_a_summary_says_how_many_tries_it_took(opened: Open) -> None:
+    limited = {"status": 429, "headers": {"retry-after": "0"}, "times": 1}
+    made = await summary(await opened(limited, {"status": 500, "times": 1}))
+    assert (made.tries, made.spend.requests) == (2, 3)
+
+
+async def test_answers_that_are_refused_stop_it_as_failures_do(opened: Open) -> None:
+    summarizer = await opened({"prompt": "broken", "status": 502}, tries=1)
+    for _ in range(FAILURES - 1):
+        await summary(summarizer)
+        summarizer.judged("tool tags")
+    summarizer.judged("")
+    for _ in range(FAILURES - 1):
+        await summary(summarizer)
+        summarizer.judged("tool tags")
+    assert summarizer.stopped is None
+    await failing(summarizer, "broken")
+    assert summarizer.stopped is not None
+    assert summarizer.stopped.reason == "row_faults"
 
 
 async def test_an_interrupt_lets_calls_end_and_begins_none(opened: Open) -> None:

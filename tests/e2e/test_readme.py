@@ -10,6 +10,7 @@ import pytest
 
 from batch.cli import page, settings_table_markdown
 from compression.program import page as compressor_page
+from swe.settings import swe_options
 from tests.e2e.program import ROOT, environment, read_lines
 from tests.endpoint import EndpointProcess
 
@@ -40,11 +41,11 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
 
 def test_there_is_something_to_run() -> None:
     assert SHELL_BLOCKS[0].strip() == ". .venv/bin/activate"
-    assert len(SHELL_BLOCKS) == 5
+    assert len(SHELL_BLOCKS) == 6
     assert len(PYTHON_BLOCKS) == 2
 
 
-@pytest.mark.parametrize("block", SHELL_BLOCKS[1:], ids=["first", "config", "listings", "compressor"])
+@pytest.mark.parametrize("block", SHELL_BLOCKS[1:], ids=["first", "config", "listings", "swe", "compressor"])
 def test_commands(block: str, checkout: Path) -> None:
     with EndpointProcess(calls=1) as endpoint:
         for command in re.sub(r"=\.\.\.", "=a-key-for-the-readme", block).strip().splitlines():
@@ -74,6 +75,12 @@ def test_the_table_of_the_compressors_settings_is_the_definitions() -> None:
     assert table == settings_table_markdown(compressor_page().options)
 
 
+def test_the_table_of_the_swe_settings_is_what_differs() -> None:
+    table = README.partition("<!-- swe settings -->\n")[2].partition("<!-- /swe settings -->")[0]
+    usual = {option.name: option for option in page().options}
+    assert table == settings_table_markdown([each for each in swe_options() if usual.get(each.name) != each])
+
+
 def test_the_example_output_is_what_a_run_prints(checkout: Path) -> None:
     config = "datagen-config-examples/quickstart.yaml"
     shown = run(["python", "batch_runner.py", "--config", config, "--run_name", "shown"], checkout)
@@ -84,7 +91,9 @@ def test_the_example_output_is_what_a_run_prints(checkout: Path) -> None:
 def test_the_map_names_what_is_there() -> None:
     named = README.partition("## Map\n")[2]
     present = {
-        path.name for folder in ("compression", "batch", "agent", "tools") for path in (ROOT / folder).glob("*.py")
+        path.name
+        for folder in ("swe", "compression", "batch", "agent", "tools")
+        for path in (ROOT / folder).glob("*.py")
     }
     missing = sorted(name for name in re.findall(r"\b[a-z_]+\.py\b", named) if name not in present | _top_level())
     assert missing == []

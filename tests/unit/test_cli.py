@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch.cli import print_table, show
+from batch.cli import page, print_table, show
 from batch.settings import ACTIONS, Action
 
 
@@ -19,7 +19,7 @@ from batch.settings import ACTIONS, Action
 )
 def test_every_action_prints_to_stdout(action: Action, parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert action in ACTIONS
-    show(action, {"OPENROUTER_API_KEY": "sk-not-to-be-shown"})
+    show(action, {"OPENROUTER_API_KEY": "sk-not-to-be-shown"}, page())
     shown = capsys.readouterr()
     assert all(part in shown.out for part in parts), shown.out
     assert "sk-not" not in shown.out

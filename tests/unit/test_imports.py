@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("tools", "agent", "batch", "compression")
-LEAVES = {"tools.errors", "agent.types", "agent.models.options", "tools.environments.base", "compression.types"}
+PACKAGES = ("tools", "agent", "batch", "compression", "swe")
+LEAVES = {
+    *("tools.errors", "tools.environments.base", "agent.types", "agent.models.options"),
+    *("compression.types", "swe.types"),
+}
 HEAVY = (
     *("openai", "rich", "aiodocker", "jsonschema", "pyarrow", "zstandard", "aiohttp"),
-    *("tiktoken", "tokenizers", "jinja2", "matplotlib"),
+    *("tiktoken", "tokenizers", "jinja2", "matplotlib", "datasets", "huggingface_hub", "swebench"),
 )
 HOMES = {
     "openai": ("agent.models.",),
@@ -24,6 +27,9 @@ HOMES = {
     "tokenizers": ("agent.tokens",),
     "jinja2": ("compression.counting",),
     "matplotlib": ("compression.plot",),
+    "datasets": ("swe.instances",),
+    "huggingface_hub": ("agent.tokens", "swe.instances"),
+    "swebench": ("swe.harness",),
 }
 
 
@@ -57,8 +63,8 @@ def rank(name: str) -> int:
         return 0
     if name in SCRIPTS:
         return 6
-    order = ("tools.environments", "tools", "agent", "batch", "compression")
-    return 1 + next(place for place, package in enumerate(order) if f"{name}.".startswith(f"{package}."))
+    order = ("tools.environments.", "tools.", "agent.", "batch.", ("compression.", "swe."))
+    return 1 + next(place for place, package in enumerate(order) if f"{name}.".startswith(package))
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

@@ -1,0 +1,106 @@
+"""What a SWE run does around every conversation: the repository is put into the sandbox, the patch is taken out."""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from agent.prompt import Prompt, Try
+from batch.outputs import file_name
+from batch.store import replace_file
+from swe.patch import take
+from swe.repository import place
+from tools.environments.base import Environment
+from tools.errors import SetupFailed, ToolError
+
+PATCHES = "patches"
+_LOOK_SECONDS = 60.0
+_SETUP_SECONDS = 1800.0  # the row's own time may be shorter
+_LOOK = """\
+git() {{ command git -c safe.directory='*' "$@" 2>/dev/null; }}
+head=$(git rev-parse --verify -q HEAD) || head=
+if [ -n {base} ]; then git merge-base --is-ancestor {base} HEAD || head=
+elif [ "$(git rev-parse --show-toplevel)" != "$(pwd -P)" ]; then head=
+fi
+printf '%s\\n' "$head"; pwd -P"""
+"""Tells the commit to start from and the directory. An image's own set-up may be committed on top of the base commit;
+a directory somewhere within a repository is none of ours."""
+
+
+def patch_path(run_dir: Path, task_id: str, row_key: str, sample_index: int, attempt: int) -> Path:
+    """Where a try's patch is. A row without an id is known by its content, for its task id follows its position."""
+    name = file_name(task_id, sample_index)
+    if not row_key.startswith("id:"):
+        name += "-" + hashlib.sha256(row_key.encode()).hexdigest()[:12]
+    return run_dir / PATCHES / f"{name}.{attempt}.diff"
+
+
+class Start(Struct, frozen=True):
+    """Where a try begins: the repository's directory, and the commit that its patch is against ("": no repository)."""
+
+    cwd: str
+    base_commit: str
+
+
+class SweSteps:
+    """See `agent.steps.Steps`. Options: `repo_cache` (a directory, "" for none), `exclude` (a JSON list)."""
+
+    def __init__(self, options: Mapping[str, str], run_dir: Path) -> None:
+        self._cache = Path(options["repo_cache"]) if options["repo_cache"] else None
+        self._exclude: list[str] = json.loads(options["exclude"])
+        self._run_dir = run_dir
+        self._starts: dict[tuple[str, int], Start] = {}
+
+    async def before(self, environment: Environment, prompt: Prompt, which: Try) -> None:
+        """Places an instance's repository, sets it up, and notes what is checked out."""
+        instance = _instance(prompt)
+        if instance and self._cache is not None:
+            await self._place(environment, instance)
+        if setup := instance.get("setup"):
+            await _run_setup(environment, setup)
+        self._starts[which.row_key, which.sample_index] = await _look(environment, instance.get("base_commit", ""))
+
+    async def _place(self, environment: Environment, instance: Mapping[str, str]) -> None:
+        assert self._cache is not None
+        await place(
+            environment,
+            repo=instance["repo"],
+            base_commit=instance["base_commit"],
+            repo_url=instance["repo_url"],
+            cache=self._cache,
+            cwd=(await _look(environment, "")).cwd,
+        )
+
+    async def after(self, environment: Environment, prompt: Prompt, which: Try) -> None:
+        """Takes the patch and writes it, before the row is written."""
+        start = self._starts.pop((which.row_key, which.sample_index))
+        if not start.base_commit:
+            return
+        patch = await take(environment, cwd=start.cwd, base_commit=start.base_commit, exclude=self._exclude)
+        path = patch_path(self._run_dir, which.task_id, which.row_key, which.sample_index, which.attempt)
+        replace_file(path, [patch.data])
+        if patch.problem:
+            raise ToolError(patch.problem)
+
+
+def _instance(prompt: Prompt) -> dict[str, str]:
+    found = prompt.rest.get("swe")
+    return found if isinstance(found, dict) else {}
+
+
+async def _look(environment: Environment, base_commit: str) -> Start:
+    command = _LOOK.format(base=shlex.quote(base_commit))
+    result = await environment.run(command, timeout=_LOOK_SECONDS)
+    if result.exit_code != 0:
+        raise SetupFailed(f"looking at the repository ended with {result.exit_code}: {result.output[-500:]}")
+    head, _, cwd = result.output.partition("\n")
+    return Start(cwd=cwd.removesuffix("\n"), base_commit=head or base_commit)
+
+
+async def _run_setup(environment: Environment, command: str) -> None:
+    result = await environment.run(command, timeout=_SETUP_SECONDS)
+    if result.exit_code != 0:
+        raise SetupFailed(f"the instance's setup command ended with {result.exit_code}: {result.output[-500:]}")
