@@ -4,6 +4,7 @@ A `Conversation` is whole after every step: whoever cancels it (time, interrupt)
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ GO_ON = "Your last message was cut off. Go on exactly where it stopped, without 
 
 class ConversationOptions(Struct, frozen=True, kw_only=True):
     """What a run decides for all its conversations, and a row for its own. `sentinel`: the conversation is complete
-    once a terminal command that holds this text ends with exit code 0 and prints it as its first line."""
+    once a terminal command that says this word (see `says`) ends with exit code 0, and it is the first line printed."""
 
     max_turns: int = 30
     system_text: str = ""
@@ -60,6 +61,16 @@ class ToolEvent(Struct, frozen=True):
 
     name: str
     ok: bool
+
+
+def says(command: str, word: str) -> bool:
+    """Whether a command says a word itself, with `echo`, `printf`, `print(` or a line of a here-document: not one that
+    shows a file in which it stands, or only names it."""
+    if not word:
+        return False
+    spoken = re.escape(word)
+    told = rf"(?:^|[;&|({{])\s*(?:echo|printf)\b[^;&|\n]*{spoken}|\bprint\w*\(\s*[\"']{spoken}|^\s*{spoken}\s*$"
+    return re.search(told, command, re.MULTILINE) is not None
 
 
 class Conversation:
@@ -334,7 +345,7 @@ class Conversation:
         self._count(checked, ok=not result.get("error") and result.get("success") is not False)
         result, call = self._purged(result), checked.call
         self.messages.append(Message(role="tool", content=json_text(result), tool_call_id=call.id, name=call.name))
-        if call.name == "terminal" and self.options.sentinel in str(call.arguments.get("command")):
+        if call.name == "terminal" and says(str(call.arguments.get("command")), self.options.sentinel):
             self._listen_for_the_end(result)
 
     def _listen_for_the_end(self, result: Mapping[str, Any]) -> None:

@@ -35,6 +35,8 @@ def opened(stage: Stage, *commands: str, sentinel: str = SENTINEL, **more: Any) 
         (END, "all is well"),
         (f"echo {SENTINEL}", "I am done"),
         (f"printf '{SENTINEL}\\n\\n  two\\nlines \\n'", "two\nlines"),
+        (f"cd /tmp && echo '{SENTINEL}' && pwd", "/tmp"),
+        (f"""python3 -c 'print("{SENTINEL}")'""", "I am done"),
         (f"cat <<'E'\n{SENTINEL}\nfixed\nE", "fixed"),
     ],
 )
@@ -57,6 +59,9 @@ async def test_a_command_that_prints_it_first_ends_the_conversation(stage: Stage
         f"echo 'finish with: echo {SENTINEL}'",
         f"true {SENTINEL}",
         "cat said",
+        f"cat said # {SENTINEL}",
+        f"grep {SENTINEL} said",
+        f"cp said {SENTINEL}.txt; cat {SENTINEL}.txt",
         "head -n 1 said",
     ],
 )
