@@ -17,6 +17,7 @@ from tools.environments.base import Environment
 from tools.errors import RowFailed, ToolError, UsageProblem
 
 LEAVING = 60.0  # seconds that the step behind a conversation has
+TOO_LONG = "the step behind the conversation took too long"
 CUT_LEAVING = 8.0  # seconds that it has once the row is cut off: less than the row's end is waited for
 
 
@@ -64,7 +65,7 @@ async def leave(after: Awaitable[None], clock: RowClock, *, cut: bool) -> Left:
             until = min(until, time.monotonic() + CUT_LEAVING)
     if not step.done():
         step.cancel()
-        return Left("the step behind the conversation took too long", cancelled=cancelled)
+        return Left(TOO_LONG, cancelled=cancelled)
     return _left(step, cancelled=cancelled)
 
 

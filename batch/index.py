@@ -83,6 +83,7 @@ class JournalIndex:
         self.spent = Spent()
         self.tool_calls: Counter[str] = Counter()  # of the last try of every slot
         self.foreign = 0  # lines that are no rows
+        self.strange: set[str] = set()  # keys of rows that are not in the dataset
         self.elsewhere = 0  # rows that are not in the dataset, or of a sample that is not asked for
         self._files = RowFiles(directory.batch_path)
         slots = len(dataset) * samples
@@ -134,6 +135,8 @@ class JournalIndex:
         row = self.dataset.find(facts.row_key)
         if row < 0 or not 0 <= facts.sample_index < self.samples:
             self.elsewhere += 1
+            if row < 0:
+                self.strange.add(facts.row_key)
             return
         slot = row * self.samples + facts.sample_index
         if not self.dataset.same(row, facts.row_sha):

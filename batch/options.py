@@ -217,7 +217,9 @@ def read_yaml(path: Path, options: Sequence[Option]) -> list[Given]:
         if option is None and name in sections and value is not None:
             raise UsageProblem(f"{path}: {key}: expected a mapping of settings, got {_short(value)}")
         if option is None and name not in sections:
-            raise unknown(f"key {key!r} in {path}", name, [*names, *sections])
+            moved = names.get(name.rpartition(".")[2]) if "." in name else None  # right key, wrong section
+            known = [moved.place or moved.name] if moved else [*names, *sections]
+            raise unknown(f"key {key!r} in {path}", moved.place or moved.name if moved else name, known)
         if option is not None and value is not None:
             given.append(Given(option, value, f"{path}: {key}"))
     return given
@@ -226,7 +228,7 @@ def read_yaml(path: Path, options: Sequence[Option]) -> list[Given]:
 def _yaml_pairs(path: Path, sections: Collection[str]) -> list[tuple[str, Any]]:
     loader = None
     try:
-        loader = yaml.SafeLoader(path.read_bytes())
+        loader = yaml.SafeLoader(path.read_bytes().decode("utf-8-sig"))
         node = loader.get_single_node()
         read = list(_pairs(loader, node, sections)) if isinstance(node, yaml.MappingNode) else []
     except OSError as problem:

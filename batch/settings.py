@@ -305,7 +305,8 @@ def refuse(wrong: bool, message: str) -> None:
 
 def _check_input(settings: RunSettings) -> None:
     given = [name for name in settings.SOURCES if getattr(settings, name)]
-    refuse(len(given) > 1, f"{' and '.join(given)}: give one of them")
+    flags = [settings.SOURCES[name].partition(" ")[0] for name in given]
+    refuse(len(given) > 1, f"{' and '.join(flags)}: give one of them")
     refuse(settings.finalize and bool(settings.prompt), "finalize works on a run's files: it takes no prompt")
     refuse(settings.finalize and settings.dry_run, "finalize and dry_run exclude each other")
     refuse(settings.verbose and settings.quiet, "verbose and quiet exclude each other")

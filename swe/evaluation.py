@@ -23,12 +23,14 @@ from batch.outputs import file_name
 from batch.store import RunDirectory, indented, replace_file
 from swe.harness import plan_tests
 from swe.images import image_of
+from swe.logs import last_line
 from swe.repository import place
 from swe.types import Instance, Prediction, Report
-from swe.verdict import counts_of, fingerprint, run_report
+from swe.verdict import counts_of, fingerprint, patch_sha, run_report
 from tools.environments.base import Backend, Environment, EnvironmentSpec, Limits, Owner
 from tools.errors import RowFailed, ToolError, UsageProblem
 
+SUMMARY = "evaluation.json"
 LOG_BYTES = 100 << 20
 _STEP_SECONDS = 300.0  # for each step but the tests themselves
 _AROUND_SECONDS = 900.0  # for all of them together
@@ -65,6 +67,12 @@ class _Unfit(RowFailed):
     """Ends one evaluation as an error; the text says why."""
 
 
+class _Summary(Struct, frozen=True):
+    """What is read again of evaluation.json."""
+
+    instances: list[Report]
+
+
 class _Evaluated(Struct, frozen=True):
     """report.json."""
 
@@ -79,8 +87,8 @@ async def evaluate(
     told: Callable[[Report], None] = lambda _: None,
 ) -> list[Report]:
     """A report for every prediction, in their order; `told` hears of each as it comes. What was evaluated before with
-    the same patch is not evaluated again, unless that was an error. UsageProblem for a prediction of no instance, or
-    where an instance's log could not be read; RunStopped if the disk refuses."""
+    the same patch in the same surroundings is not evaluated again, unless that gave no test results. UsageProblem for a
+    prediction of no instance, or where an instance's log could not be read; RunStopped if the disk refuses."""
     by_id = {instance.instance_id: instance for instance in instances}
     if strange := [each.instance_id for each in predictions if each.instance_id not in by_id]:
         raise UsageProblem(f"predictions of no instance: {', '.join(strange[:5])}")
@@ -90,6 +98,7 @@ async def evaluate(
     async def one(prediction: Prediction) -> Report:
         async with free:
             report = await _remembered(by_id[prediction.instance_id], prediction.model_patch, options)
+        report = replace(report, patch_sha256=patch_sha(prediction.model_patch))
         told(report)
         return report
 
@@ -111,26 +120,42 @@ def refuse_unreadable(instances: Iterable[Instance]) -> None:
             raise UsageProblem(f"{instance.instance_id}: {problem}") from None
 
 
-def write_reports(directory: RunDirectory, instances: Sequence[Instance], reports: Sequence[Report]) -> None:
-    """evaluation.json, and the counts into metrics.json, which is there already. RunStopped if the disk refuses."""
-    ids = [instance.instance_id for instance in instances]
-    replace_file(directory.path / "evaluation.json", [indented(run_report(ids, reports))])
+def write_reports(directory: RunDirectory, ids: Sequence[str], reports: Sequence[Report]) -> None:
+    """evaluation.json, and the counts into metrics.json, which is there already. `ids`: all instances', with a report
+    or without. RunStopped if the disk refuses."""
+    replace_file(directory.path / SUMMARY, [indented(run_report(ids, reports))])
     metrics = msgspec.json.decode(directory.metrics_path.read_bytes(), type=dict[str, Any])
     replace_file(directory.metrics_path, [indented({**metrics, "evaluation": counts_of(reports)})])
+
+
+def read_reports(directory: RunDirectory) -> list[Report] | None:
+    """Those that evaluation.json holds; None where there is none, or none that can be read."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((directory.path / SUMMARY).read_bytes(), type=_Summary).instances
+    return None
 
 
 async def _remembered(instance: Instance, patch: str, options: EvaluationOptions) -> Report:
     if not patch:
         return Report(instance_id=instance.instance_id, verdict="empty")
     folder = options.folder / file_name(instance.instance_id)
-    mark = fingerprint(instance, patch)
+    mark = fingerprint(instance, patch, _surroundings(instance, options))
     with suppress(OSError, msgspec.DecodeError):
         before = msgspec.json.decode((folder / "report.json").read_bytes(), type=_Evaluated)
-        if before.fingerprint == mark and before.report.verdict != "error":
+        if before.fingerprint == mark and before.report.verdict != "error" and not before.report.error:
             return before.report
     report = await _Evaluation(instance, patch, options, folder / "test_output.txt").report()
     replace_file(folder / "report.json", [indented(_Evaluated(mark, report))])
     return report
+
+
+def _surroundings(instance: Instance, options: EvaluationOptions) -> list[Any]:
+    image = image_of(instance, options.image_template) if options.with_image else ""
+    placed = options.repo_cache is not None
+    return [
+        *(options.backend.name, image, options.cwd, placed, options.timeout),
+        *(options.limits, options.volumes, options.variables),
+    ]
 
 
 class _Evaluation:
@@ -193,7 +218,14 @@ class _Evaluation:
         run = plan_tests(self.instance, cwd)
         await environment.write(f"{folder}/eval.sh", run.script.encode("utf-8", "surrogatepass"))
         log = await self._tested(environment, folder)
-        return await asyncio.to_thread(run.read, log)
+        report = await asyncio.to_thread(run.read, log)
+        if not report.error:
+            return report
+        return replace(
+            report,
+            patch_applied=self._applied if report.verdict == "error" else report.patch_applied,
+            error=f"{clean(report.error)}: {clean(last_line(log))} ({self.log_path})",
+        )
 
     async def _made_ready(self, environment: Environment, cwd: str) -> None:
         instance, cache = self.instance, self.options.repo_cache

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from swe.logs import END, EXIT_CODE, RESET_FAILED, START, STATUSES, Results, read_log
+from swe.logs import END, EXIT_CODE, RESET_FAILED, START, STATUSES, Results, read_log, runner_problem
 from swe.types import Instance, Report
 from swe.verdict import graded
 from tools.errors import UsageProblem
@@ -63,12 +64,16 @@ def plan_tests(instance: Instance, cwd: str) -> PlannedTests:
     parse = _parser(parser, instance) if parser else None
     silent = _silent() if fail_only else None
 
-    def read(log: str) -> Report:
-        return graded(instance, read_log(log, parse, silent=silent), fail_only=fail_only)
+    theirs = str(instance.rest.get("eval_script") or "")
 
-    return PlannedTests(
-        script=_with_exit_code(str(instance.rest.get("eval_script") or _script(instance, cwd))), read=read
-    )
+    def read(log: str) -> Report:
+        results = read_log(log, parse, silent=silent)
+        report = graded(instance, results, fail_only=fail_only)
+        if results is not None or theirs or not (problem := runner_problem(log)):
+            return report  # for scripts of its own the harness counts a runner that is missing as unresolved
+        return replace(report, verdict="error", error=problem)
+
+    return PlannedTests(script=_with_exit_code(theirs or _script(instance, cwd)), read=read)
 
 
 def _script(instance: Instance, cwd: str) -> str:

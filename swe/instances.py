@@ -49,19 +49,20 @@ _ID = re.compile(r"[^\s/\\\x00-\x1f]+")
 # --- loading
 
 
-def load_instances(name_or_path: str, split: str = "", subset: str = "") -> list[Instance]:
+def load_instances(name_or_path: str, split: str = "", subset: str = "", *, to_work: bool = False) -> list[Instance]:
     """The instances of a file (.json with an array or an object by id, .jsonl, .parquet; gzip and zstandard too) or of
     a data set of the Hugging Face hub, in its order.
 
-    Of a file whose rows have a field `split`, those of this split ("" = all); of a published one "" is `test`. Raises
-    UsageProblem, whose text names the first faults by file:line (in an array or a table: by the element's number).
+    Of a file whose rows have a field `split`, those of this split ("" = all); of a published one "" is `test`.
+    `to_work`: each has to state its problem. Raises UsageProblem, whose text names the first faults by file:line (in an
+    array or a table: by the element's number).
     """
-    published = "" if _is_file(name_or_path) else _published_name(name_or_path, subset)
+    published = "" if is_file(name_or_path) else _published_name(name_or_path, subset)
     if published:
-        return _checked(published, _published_lines(published, split or "test"), "")
+        return _checked(published, _published_lines(published, split or "test"), "", to_work=to_work)
     if subset:
         raise UsageProblem(f"--subset {subset} is for the published data sets, not for the file {name_or_path}")
-    return _checked(name_or_path, _lines(name_or_path), split)
+    return _checked(name_or_path, _lines(name_or_path), split, to_work=to_work)
 
 
 def read_instance(row: dict[str, Any]) -> Instance:
@@ -100,7 +101,7 @@ def _tests(key: str, value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _checked(source: str, lines: Iterable[tuple[int, bytes]], split: str) -> list[Instance]:
+def _checked(source: str, lines: Iterable[tuple[int, bytes]], split: str, *, to_work: bool) -> list[Instance]:
     reader = RowReader()
     instances: list[Instance] = []
     splits: Counter[str] = Counter()
@@ -117,6 +118,8 @@ def _checked(source: str, lines: Iterable[tuple[int, bytes]], split: str) -> lis
             continue
         if (before := first.setdefault(instance.instance_id, number)) != number:
             faults.append(f"{source}:{number}: instance_id {instance.instance_id!r} is also that of {before}")
+        if to_work and not instance.problem_statement.strip():
+            faults.append(f"{source}:{number}: {instance.instance_id} has no problem_statement")
         instances.append(instance)
     if faults:
         raise UsageProblem(_faults_text(faults))
@@ -135,7 +138,8 @@ def _faults_text(faults: Sequence[str]) -> str:
 # --- files
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
+    """Whether a dataset is a file, and none that is published."""
     return name.startswith((".", "/")) or name.endswith(_SUFFIXES) or Path(name).is_file()
 
 

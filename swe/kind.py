@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,32 +13,34 @@ from typing import BinaryIO, cast
 import msgspec
 
 from agent.outcome import RolloutPolicy
+from agent.steps import TOO_LONG
 from batch.dataset import Dataset
 from batch.facts import decode_summary_facts
 from batch.kind import Ended, RunKind
 from batch.plan import rollout_policy
-from batch.progress import counted
+from batch.progress import counted, print_lines
 from batch.rows import parse_row
-from batch.settings import RunSettings, recorded
+from batch.settings import RunSettings, recorded, run_directory
 from batch.spool import open_lines
-from batch.store import replacing
-from swe.evaluation import EvaluationOptions, evaluate, refuse_unreadable, write_reports
-from swe.instances import choose, load_instances
+from batch.store import indented, replace_file, replacing
+from swe.evaluation import SUMMARY, EvaluationOptions, evaluate, read_reports, refuse_unreadable, write_reports
+from swe.instances import choose, is_file, load_instances
 from swe.predictions import write_predictions
-from swe.repository import fetch
+from swe.repository import fetch, wanted
 from swe.settings import SweSettings
-from swe.steps import patch_path
+from swe.steps import NO_PATCH, patch_path, stopped_path
 from swe.tasks import CWD, SENTINEL, SYSTEM, SYSTEM_OF_INSTANCES, prompt_rows, row_of
 from swe.types import Instance, Prediction, Report
+from swe.verdict import patch_sha
 from tools.environments.table import load_backend
 from tools.errors import RowFailed, UsageProblem
 
 PULLS_AT_ONCE = 4
 
 
-def instances_of(settings: SweSettings) -> list[Instance]:
-    """Those that the settings choose. Raises UsageProblem."""
-    found = load_instances(settings.dataset, settings.split, settings.subset or "")
+def instances_of(settings: SweSettings, *, to_work: bool = False) -> list[Instance]:
+    """Those that the settings choose; `to_work`: to be worked on. Raises UsageProblem."""
+    found = load_instances(settings.dataset, settings.split, settings.subset or "", to_work=to_work)
     return choose(found, filter=settings.filter, slice=settings.slice, ids=settings.instance_ids)
 
 
@@ -70,7 +73,11 @@ class SweKind(RunKind):
             sentinel=SENTINEL,
             own_tools={"terminal": "swe.terminal:TERMINAL"},
             steps="swe.steps:SweSteps",
-            steps_options={"repo_cache": cache, "exclude": json.dumps(settings.exclude)},
+            steps_options={
+                "repo_cache": cache,
+                "exclude": json.dumps(settings.exclude),
+                "instances": settings.dataset,
+            },
         )
 
     async def prepare(self, settings: RunSettings, dataset: Dataset, backend: str) -> None:
@@ -78,6 +85,8 @@ class SweKind(RunKind):
         settings = _swe(settings)
         if settings.evaluate:
             refuse_unreadable(instances_of(settings))
+        if settings.repo_cache and settings.dry_run:
+            wanted(instances_of(settings))
         if settings.dry_run:
             return
         if settings.repo_cache:
@@ -86,13 +95,23 @@ class SweKind(RunKind):
             await _pull((parse_row(dataset.line(row)).image for row in range(len(dataset))), backend)
 
     def files(self, settings: RunSettings) -> Sequence[Path]:
-        """The copy of the merged rows."""
-        output_file = _swe(settings).output_file
-        return [Path(output_file)] if output_file else []
+        """The copy of the merged rows. Raises UsageProblem if it would replace the instances or part of a run."""
+        name, instances = _swe(settings).output_file, Path(_swe(settings).dataset)
+        if not name:
+            return []
+        path = Path(name)
+        if path.is_file() and instances.is_file() and path.samefile(instances):
+            raise UsageProblem(f"--output_file {name} is the file of instances: it would be overwritten")
+        for folder in path.resolve().parents[:2]:
+            if folder == run_directory(settings).resolve() or (folder / "run.json").exists():
+                raise UsageProblem(f"--output_file {name} lies in a run directory, {folder}: choose another place")
+        return [path]
 
     def finish(self, ended: Ended) -> Mapping[str, str]:
         """Predictions, the copy of the merged rows, and what evaluating says."""
         settings, directory = _swe(ended.settings), ended.directory
+        _tell_what_is_missing(ended)
+        _tell_what_is_of_earlier_tries(ended)
         files = write_predictions(directory.path, predictions(ended), settings.preds_format)
         told = {path.stem if path.suffix == ".jsonl" else path.name: str(path) for path in files}
         if settings.output_file:
@@ -100,10 +119,10 @@ class SweKind(RunKind):
                 shutil.copyfileobj(merged, copy, 1 << 20)
             told["output"] = settings.output_file
         if settings.evaluate and ended.whole:
-            told["evaluation"] = str(_evaluated(settings, ended))
-        elif settings.evaluate:
+            return {**told, "evaluation": str(_evaluated(settings, ended))}
+        if settings.evaluate:
             ended.say("not evaluated: the run was stopped early")
-        return told
+        return {**told, **_still_evaluated(ended)}
 
 
 def _swe(settings: RunSettings) -> SweSettings:
@@ -121,9 +140,16 @@ def _instance_rows(settings: SweSettings) -> Iterator[bytes]:
         raise UsageProblem(
             f"instances come with images, and {backend} has none: give --repo_cache DIR or another --env"
         )
-    for instance in instances_of(settings):
+    instances = instances_of(settings, to_work=True)
+    if settings.split and not settings.quiet and is_file(settings.dataset) and not any(map(_split, instances)):
+        print_lines([f"notice: --split {settings.split}: no row of {settings.dataset} has a split"], sys.stderr)
+    for instance in instances:
         own = instance if with_image else msgspec.structs.replace(instance, cwd="")
         yield row_of(own, image_template=settings.image_template, with_image=with_image, cwd=_cwd(settings))
+
+
+def _split(instance: Instance) -> str:
+    return str(instance.rest.get("split") or "")
 
 
 def _with_image(settings: SweSettings) -> bool:
@@ -175,16 +201,59 @@ async def _pull(images: Iterable[str], backend_name: str) -> None:
 
 
 def predictions(ended: Ended) -> Iterator[tuple[str, str, bytes]]:
-    """(id, model, patch) of every row, in dataset order; the patch is that of the last try of its first sample."""
+    """(id, model, patch) of every row, in dataset order; the patch is that of its first sample. See `_patch`."""
     index = ended.index
     for row, last in index.first_samples():
-        patch = _patch(ended.directory.path, index.line(last)) if last else b""
+        patch = _patch(ended.directory.path, index.line(last))[0] if last else b""
         yield index.dataset.task_id(row), ended.model, patch
 
 
-def _patch(run_dir: Path, line: bytes) -> bytes:
+def _tell_what_is_of_earlier_tries(ended: Ended) -> None:
+    index, run_dir = ended.index, ended.directory.path
+    rows = [row for row, last in index.first_samples() if last and _patch(run_dir, index.line(last))[1]]
+    if rows:
+        kept = counted(len(rows), "prediction is an earlier try's", "predictions are earlier tries'")
+        names = ", ".join(index.dataset.task_id(row) for row in rows[:3])
+        ended.say(f"warning: {kept}, as the last was cut off and left no patch: {names}")
+
+
+def _tell_what_is_missing(ended: Ended) -> None:
+    """Of the submission, though rows are there."""
+    index = ended.index
+    if index.strange:
+        rows = counted(len(index.strange), "row of this run is", "rows of this run are")
+        ended.say(f"warning: {rows} not in the predictions: not among those chosen now (--slice, --filter, …)")
+    lasts = (decode_summary_facts(index.line(last)) for _, last in index.first_samples() if last)
+    lost = [(facts.task_id, problem) for facts in lasts if (problem := _no_patch(facts.error))]
+    metrics = ended.directory.read_metrics()
+    replace_file(ended.directory.metrics_path, [indented({**metrics, "patches_not_taken": len(lost)})])
+    for name, problem in lost[:1]:
+        ended.say(f"warning: no patch could be taken of {counted(len(lost), 'row')}, such as {name}: {problem}")
+
+
+def _no_patch(error: str) -> str:
+    """The line of a row's error that says so, or ""."""
+    found = (line for line in error.splitlines() if line.startswith((NO_PATCH, TOO_LONG)))
+    return next(found, "").removeprefix(NO_PATCH)
+
+
+def _patch(run_dir: Path, line: bytes) -> tuple[bytes, bool]:
+    """That of the row's last try if it came to its own end or has one, else the last one of the tries before; and
+    whether it is one of those."""
     facts = decode_summary_facts(line)
-    path = patch_path(run_dir, facts.task_id, facts.row_key, facts.sample_index, facts.attempt)
+
+    def path(attempt: int) -> Path:
+        return patch_path(run_dir, facts.task_id, facts.row_key, facts.sample_index, attempt)
+
+    own = _content(path(facts.attempt))
+    if own or facts.status == "completed" or facts.reason == "no_reasoning":
+        return own, False
+    places = (each for attempt in range(facts.attempt, 0, -1) for each in (path(attempt), stopped_path(path(attempt))))
+    earlier = next(filter(None, map(_content, places)), b"")
+    return earlier, bool(earlier)
+
+
+def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -209,8 +278,20 @@ def _evaluated(settings: SweSettings, ended: Ended) -> Path:
     ]
     ended.say(f"evaluating {counted(len(patches), 'patch', 'patches')} on {ended.backend}")
     reports = asyncio.run(_reports(_evaluation_options(settings, ended), instances, patches, _told(ended)))
-    write_reports(directory, instances, reports)
-    return directory.path / "evaluation.json"
+    write_reports(directory, [instance.instance_id for instance in instances], reports)
+    return directory.path / SUMMARY
+
+
+def _still_evaluated(ended: Ended) -> dict[str, str]:
+    """What an earlier evaluation said holds on where the patch is the same; evaluation.json is made anew of that."""
+    if (before := read_reports(ended.directory)) is None:
+        return {}
+    now = {name: patch_sha(patch.decode()) for name, _, patch in predictions(ended)}
+    reports = [report for report in before if now.get(report.instance_id) == report.patch_sha256]
+    if gone := len(before) - len(reports):
+        ended.say(f"{SUMMARY}: {counted(gone, 'verdict')} on other patches left out: evaluate anew with --evaluate")
+    write_reports(ended.directory, list(now), reports)
+    return {"evaluation": str(ended.directory.path / SUMMARY)}
 
 
 async def _reports(

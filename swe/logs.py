@@ -40,6 +40,9 @@ _UNITTEST: Mapping[str, Result] = {
 _DOTS = " ... "
 _METHOD = re.compile(r"\w+ \([\w.]+\)")
 _HEADING = re.compile(r"(FAIL|ERROR): (\w+ \([\w.]+\))")
+_NO_RUNNER = re.compile(r"^\S*python[\d.]*(?:\.exe)?: No module named (\S+)$", re.MULTILINE)  # of `python -m`
+_CANNOT_RUN = ("126", "127")  # a shell's codes: found but no program, not found
+_TRACE = "+"  # before what a shell says that it runs
 _EXIT = re.compile(rf"^{EXIT_CODE}: *(-?\d+)", re.MULTILINE)
 
 
@@ -57,6 +60,28 @@ def read_log(
     if code and code[1] != "0" and not any(result in ("failed", "error") for result in results.values()):
         return None
     return results if results or (silent and silent.search(log)) else None
+
+
+def runner_problem(log: str) -> str:
+    """Why the tests' command did not even start, "" if it may have."""
+    code = _EXIT.search(log)
+    if not code or code[1] == "0":
+        return ""
+    if code[1] in _CANNOT_RUN:
+        return f"the tests' command cannot be run (exit code {code[1]})"
+    missing = _NO_RUNNER.search(_marked(log))
+    return f"the tests' runner is missing here: there is no module {missing[1]}" if missing else ""
+
+
+def last_line(log: str) -> str:
+    """The last thing that the tests' command printed, "" if nothing."""
+    lines = (line.strip() for line in reversed(_marked(log).split("\n")))
+    return next((line for line in lines if line and not line.startswith(_TRACE)), "")[-300:]
+
+
+def _marked(log: str) -> str:
+    """What stands between the marks; behind one of them it is the shell's own."""
+    return log.rpartition(START)[2].partition(END)[0].removeprefix("'")
 
 
 def parse_log(log: str) -> Results:

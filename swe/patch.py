@@ -56,7 +56,10 @@ printf '%s\\n' "$O" >"$T/git/objects/info/alternates"
 cp "$C/info/exclude" "$T/git/info/exclude" 2>/dev/null
 cp -p "$D/index" "$T/git/theirs" 2>/dev/null
 export GIT_DIR="$T/git" GIT_WORK_TREE="$W"
-git cat-file -e "$B^{commit}" 2>/dev/null || { echo "commit $B is no longer in the repository"; exit 3; }
+git cat-file -e "$B^{commit}" 2>/dev/null || { echo "commit $B is not in the repository"; exit 3; }
+[ ! -s "$T/before" ] || B=$(export GIT_INDEX_FILE="$T/git/before"
+  git read-tree "$B" && git apply --cached --whitespace=nowarn "$T/before" 1>&2 && git write-tree --missing-ok) || exit
+echo "$B" >"$T/base"
 cp -p "$T/git/theirs" "$T/git/index" 2>/dev/null
 git ls-files -v 2>/dev/null >"$T/marked" && ! grep -q '^[a-zS]' "$T/marked" && git read-tree --reset "$B" 2>/dev/null ||
   { rm -f "$T/git/index" && git read-tree "$B"; } || exit
@@ -67,7 +70,8 @@ find . -name .git -prune -o -type f -size +"$M"c -print0 >"$T/large" 2>/dev/null
 git update-index -q --refresh >/dev/null 2>&1
 git ls-files -z --others --exclude-standard >"$T/others"
 """
-"""Base commit in the index, then lists: what the agent's index adds, submodules, large files, untracked files.
+"""What the patch is against in the index (the base commit, or the tree that it is with the changes from before), then
+lists: what the agent's index adds, submodules, large files, untracked files.
 
 The index keeps what the agent's knows of unchanged files, for speed, unless that one hides files from git; copied with
 its time, by which git knows what may have changed since. The refresh compares contents, so that only what differs is
@@ -118,21 +122,52 @@ class _Refused(Exception):
 
 
 async def take(
-    environment: Environment, *, cwd: str, base_commit: str, exclude: Sequence[str] = (), seconds: float = _SECONDS
+    environment: Environment,
+    *,
+    cwd: str,
+    base_commit: str,
+    before: bytes = b"",
+    exclude: Sequence[str] = (),
+    seconds: float = _SECONDS,
 ) -> Patch:
-    """The patch from the commit to what stands in the working tree at `cwd`, its top directory. What `exclude` matches
-    is left out: patterns as git's pathspecs have them, where `*` matches `/` too, or with `**` only that does. Raises
-    EnvironmentLost; all else that goes wrong is told in the patch's `problem`."""
+    """The patch from the commit, changed by the patch `before`, to what stands in the working tree at `cwd`, its top
+    directory. What `exclude` matches is left out: patterns as git's pathspecs have them, where `*` matches `/` too, or
+    with `**` only that does. Raises EnvironmentLost; all else that goes wrong is told in the patch's `problem`."""
     try:
-        async with asyncio.timeout(seconds):
-            return await _taken(environment, cwd, base_commit, exclude)
-    except TimeoutError:
-        return Patch(problem=f"the patch could not be taken within {seconds:.0f} s")
+        return await _in_time(environment, cwd, base_commit, before, exclude, seconds)
     except (_Refused, ToolError) as error:
         return Patch(problem=str(error))
 
 
-async def _taken(environment: Environment, cwd: str, commit: str, exclude: Sequence[str]) -> Patch:
+async def changes(environment: Environment, *, cwd: str, base_commit: str) -> bytes:
+    """What stands in the working tree already, as the `before` of a later `take`. Raises ToolError where there is no
+    repository with that commit, or where a patch could not tell it."""
+    try:
+        return (await _in_time(environment, cwd, base_commit, b"", (), _SECONDS, must_apply=True)).data
+    except _Refused as error:
+        raise ToolError(str(error)) from error
+
+
+async def _in_time(
+    environment: Environment,
+    cwd: str,
+    commit: str,
+    before: bytes,
+    exclude: Sequence[str],
+    seconds: float,
+    *,
+    must_apply: bool = False,
+) -> Patch:
+    try:
+        async with asyncio.timeout(seconds):
+            return await _taken(environment, cwd, commit, before, exclude, must_apply=must_apply)
+    except TimeoutError:
+        raise _Refused(f"the patch could not be taken within {seconds:.0f} s") from None
+
+
+async def _taken(
+    environment: Environment, cwd: str, commit: str, before: bytes, exclude: Sequence[str], *, must_apply: bool
+) -> Patch:
     if not _COMMIT.fullmatch(commit):
         raise _Refused(f"no base commit to take a patch against: {commit!r}")
     where = await environment.run(
@@ -145,7 +180,7 @@ async def _taken(environment: Environment, cwd: str, commit: str, exclude: Seque
     top, temp = where.output.splitlines()[-2:]
     work = _Work(environment, top, temp, commit, [_excluding(pattern) for pattern in exclude if pattern])
     try:
-        return await work.patch()
+        return await work.patch(before, must_apply=must_apply)
     finally:
         await environment.run(f"({_SEARCH}; rm -rf -- {_word(temp)})", timeout=_CLEANING_SECONDS, cwd="/")
 
@@ -160,10 +195,13 @@ class _Work:
         self._variables = {"T": temp, "W": top, "B": commit, "M": str(MAX_BYTES), "Q": "false"}
         self._own = temp.encode().removeprefix(top.rstrip("/").encode() + b"/")  # absolute still, if not under `top`
 
-    async def patch(self) -> Patch:
+    async def patch(self, before: bytes, *, must_apply: bool) -> Patch:
         """See `take`."""
-        await self._environment.write(f"{self._temp}/.gitconfig", _CONFIGURATION)
+        await self._write(".gitconfig", _CONFIGURATION)
+        if before:
+            await self._write("before", before)
         await self._run(_OPEN)
+        self._variables["B"] = (await self._read("base")).decode().strip()
         problem = await self._add(await self._track())
         await self._run(_DIFF, self._exclude)
         data = await self._read("patch")
@@ -171,7 +209,10 @@ class _Work:
             await self._hold_as_binary(data)
             await self._run(_DIFF, self._exclude)
             data = await self._read("patch")
-        return Patch(data, "; ".join(filter(None, [problem, await self._check()])))
+        unfit = await self._check()
+        if unfit and must_apply:
+            raise _Refused(unfit)
+        return Patch(data, "; ".join(filter(None, [problem, unfit])))
 
     async def _track(self) -> Set[bytes]:
         """Makes git see what it would pass over; the untracked files that are too large to be added."""

@@ -157,13 +157,26 @@ def _is_text(text: str) -> bool:
 # --- checking
 
 
-def validate_predictions(path: Path, instances: Sequence[Instance] | None, cache: Path | None) -> list[str]:
-    """What keeps a file from being submitted, a line for each fault: its form; ids that are there twice, unknown or
-    missing among `instances`; patches that are malformed or do not apply to the base commit, where the instance's
-    repository is in the cache. An empty patch is none. Raises UsageProblem if the file cannot be read."""
+class Checked(Struct, frozen=True):
+    """A line for each fault of a file; how many of its patches were not tried on their base commit, and why."""
+
+    faults: list[str]
+    untried: int
+    why: str
+
+
+def validate_predictions(path: Path, instances: Sequence[Instance] | None, cache: Path | None) -> Checked:
+    """What keeps a file from being submitted: its form; ids that are there twice, unknown or missing among `instances`;
+    patches that are malformed or do not apply to the base commit, or whose repository is not in the cache that is
+    given. An empty patch is none. Raises UsageProblem if the file cannot be read."""
     read = read_predictions(path)
     known = None if instances is None else {instance.instance_id: instance for instance in instances}
-    return [*read.faults, *_id_faults(read.predictions, known), *_patch_faults(read.predictions, known or {}, cache)]
+    patches = [prediction for prediction in read.predictions if prediction.model_patch]
+    faults = [*read.faults, *_id_faults(read.predictions, known), *_patch_faults(patches, known or {}, cache)]
+    if instances is None or cache is None:
+        return Checked(faults, len(patches), "give --dataset and --repo_cache")
+    nowhere = [each for each in patches if (found := (known or {}).get(each.instance_id)) and not found.repo]
+    return Checked(faults, len(nowhere), "their instances name no repo")
 
 
 def _id_faults(predictions: Sequence[Prediction], known: dict[str, Instance] | None) -> Iterator[str]:
@@ -179,16 +192,18 @@ def _patch_faults(predictions: Sequence[Prediction], known: dict[str, Instance],
         for prediction in predictions:
             instance = known.get(prediction.instance_id)
             source = cached(cache, instance.repo) if cache and instance and instance.repo else None
-            if prediction.model_patch and (problem := _problem(prediction, instance, source, Path(folder))):
+            if problem := _problem(prediction, instance, source, Path(folder)):
                 yield f"{prediction.instance_id}: {problem}"
 
 
 def _problem(prediction: Prediction, instance: Instance | None, source: Path | None, folder: Path) -> str:
     patch = prediction.model_patch.encode()
     try:
-        if instance is None or source is None or not source.exists():
+        if instance is None or source is None:
             git.run(*_borrowing(folder / "none", None), "apply", "--numstat", seconds=_GIT_SECONDS, stdin=patch)
             return ""
+        if not source.exists():
+            return f"the patch cannot be tried: its repository is not in the cache, there is no {source}"
         words = _borrowing(folder / source.name, source)
         git.run(*words, "read-tree", f"{instance.base_commit}^{{tree}}", seconds=_GIT_SECONDS)
         git.run(*words, "apply", "--cached", "--check", "--whitespace=nowarn", seconds=_GIT_SECONDS, stdin=patch)

@@ -56,9 +56,11 @@ def _validate(settings: SweSettings) -> int:
     """Prints what is wrong with a file of predictions."""
     instances = instances_of(settings) if settings.dataset else None
     cache = Path(settings.repo_cache) if settings.repo_cache else None
-    faults = validate_predictions(Path(settings.validate_predictions), instances, cache)
-    if not faults:
-        print_lines([f"{settings.validate_predictions}: ready to submit"], sys.stdout)
-        return FINISHED
-    print_lines([f"{settings.validate_predictions}: {counted(len(faults), 'fault')}", *faults], sys.stdout)
-    return USAGE
+    checked = validate_predictions(Path(settings.validate_predictions), instances, cache)
+    told = counted(len(checked.faults), "fault") if checked.faults or checked.untried else "ready to submit"
+    lines = [f"{settings.validate_predictions}: {told}", *checked.faults]
+    if checked.untried:
+        patches = counted(checked.untried, "patch was", "patches were")
+        lines.append(f"{patches} not tried on the base commit: {checked.why}")
+    print_lines(lines, sys.stdout)
+    return USAGE if checked.faults else FINISHED

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 
@@ -68,19 +68,27 @@ def _host_url(repo: str) -> str:
 def fetch(cache: Path, instances: Iterable[Instance]) -> None:
     """Makes sure that the base commit of every instance is in the cache; what is there needs neither network nor the
     right to write. Several processes may do so at once. Raises UsageProblem naming what cannot be had."""
-    wanted: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-    for instance in instances:
-        if not _COMMIT.fullmatch(instance.base_commit):
-            raise UsageProblem(f"{instance.instance_id}: base_commit {instance.base_commit!r} is not 40 hex digits")
-        url = instance.repo_url or _host_url(instance.repo)
-        wanted[instance.repo, url][instance.base_commit] = None
-    for (repo, url), commits in wanted.items():
+    for (repo, url), commits in wanted(instances).items():
         place = cached(cache, repo)
         try:
             _bring(place, url, list(commits))
         except (GitFailed, OSError) as error:
             shown = git.without_user(url)
             raise UsageProblem(f"the repository {repo} cannot be had from {shown} for {place}: {error}") from error
+
+
+def wanted(instances: Iterable[Instance]) -> Mapping[tuple[str, str], Iterable[str]]:
+    """(repository, where it is fetched from) -> base commits. Raises UsageProblem for what is no such name or no
+    commit."""
+    found: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for instance in instances:
+        if not _COMMIT.fullmatch(instance.base_commit):
+            raise UsageProblem(f"{instance.instance_id}: base_commit {instance.base_commit!r} is not 40 hex digits")
+        if not _REPO.fullmatch(instance.repo):
+            raise UsageProblem(f"{instance.instance_id}: repo {instance.repo!r} is not of the form owner/name")
+        url = instance.repo_url or _host_url(instance.repo)
+        found[instance.repo, url][instance.base_commit] = None
+    return found
 
 
 def _bring(place: Path, url: str, commits: Sequence[str]) -> None:

@@ -11,12 +11,14 @@ from msgspec import Struct
 from agent.prompt import Prompt, Try
 from batch.outputs import file_name
 from batch.store import replace_file
-from swe.patch import take
+from swe.patch import changes, take
 from swe.repository import place
 from tools.environments.base import Environment
 from tools.errors import SetupFailed, ToolError
 
 PATCHES = "patches"
+NO_PATCH = "the patch could not be taken: "
+"""What a row's error says, and why, where the conversation ended and its patch was not to be had."""
 _LOOK_SECONDS = 60.0
 _SETUP_SECONDS = 1800.0  # the row's own time may be shorter
 _LOOK = """\
@@ -38,30 +40,45 @@ def patch_path(run_dir: Path, task_id: str, row_key: str, sample_index: int, att
     return run_dir / PATCHES / f"{name}.{attempt}.diff"
 
 
+def stopped_path(path: Path) -> Path:
+    """Where a stopped try's patch goes when the try that makes up for it, under the same number, leaves none."""
+    return path.with_suffix(".stopped.diff")
+
+
 class Start(Struct, frozen=True):
-    """Where a try begins: the repository's directory, and the commit that its patch is against ("": no repository)."""
+    """Where a try begins: the repository's directory, and what its patch is against: a commit ("": no repository) and
+    what the set-up, or whoever mounted it, had changed since. `problem`: why that is not known."""
 
     cwd: str
     base_commit: str
+    before: bytes = b""
+    problem: str = ""
 
 
 class SweSteps:
-    """See `agent.steps.Steps`. Options: `repo_cache` (a directory, "" for none), `exclude` (a JSON list)."""
+    """See `agent.steps.Steps`. Options: `repo_cache` (a directory, "" for none), `exclude` (a JSON list), `instances`
+    ("" if the rows are prompts, whose field `swe` is nothing of ours)."""
 
     def __init__(self, options: Mapping[str, str], run_dir: Path) -> None:
         self._cache = Path(options["repo_cache"]) if options["repo_cache"] else None
         self._exclude: list[str] = json.loads(options["exclude"])
+        self._instances = bool(options["instances"])
         self._run_dir = run_dir
         self._starts: dict[tuple[str, int], Start] = {}
 
     async def before(self, environment: Environment, prompt: Prompt, which: Try) -> None:
         """Places an instance's repository, sets it up, and notes what is checked out."""
-        instance = _instance(prompt)
+        instance = _instance(prompt) if self._instances else {}
         if instance and self._cache is not None:
             await self._place(environment, instance)
         if setup := instance.get("setup"):
             await _run_setup(environment, setup)
-        self._starts[which.row_key, which.sample_index] = await _look(environment, instance.get("base_commit", ""))
+        start = await _look(environment, instance.get("base_commit", ""))
+        if instance or start.base_commit:
+            start = await _with_changes(environment, start)
+        if instance and start.problem:
+            raise SetupFailed(f"no patch could be taken of {start.cwd}: {start.problem}")
+        self._starts[which.row_key, which.sample_index] = start
 
     async def _place(self, environment: Environment, instance: Mapping[str, str]) -> None:
         assert self._cache is not None
@@ -79,11 +96,17 @@ class SweSteps:
         start = self._starts.pop((which.row_key, which.sample_index))
         if not start.base_commit:
             return
-        patch = await take(environment, cwd=start.cwd, base_commit=start.base_commit, exclude=self._exclude)
+        if start.problem:
+            raise ToolError(NO_PATCH + start.problem)
+        patch = await take(
+            environment, cwd=start.cwd, base_commit=start.base_commit, before=start.before, exclude=self._exclude
+        )
         path = patch_path(self._run_dir, which.task_id, which.row_key, which.sample_index, which.attempt)
+        if not patch.data and path.exists() and path.stat().st_size:
+            path.replace(stopped_path(path))
         replace_file(path, [patch.data])
         if patch.problem:
-            raise ToolError(patch.problem)
+            raise ToolError(patch.problem if patch.data else NO_PATCH + patch.problem)
 
 
 def _instance(prompt: Prompt) -> dict[str, str]:
@@ -98,6 +121,14 @@ async def _look(environment: Environment, base_commit: str) -> Start:
         raise SetupFailed(f"looking at the repository ended with {result.exit_code}: {result.output[-500:]}")
     head, _, cwd = result.output.partition("\n")
     return Start(cwd=cwd.removesuffix("\n"), base_commit=head or base_commit)
+
+
+async def _with_changes(environment: Environment, start: Start) -> Start:
+    try:
+        before = await changes(environment, cwd=start.cwd, base_commit=start.base_commit)
+    except ToolError as error:
+        return Start(start.cwd, start.base_commit, problem=str(error))
+    return Start(start.cwd, start.base_commit, before)
 
 
 async def _run_setup(environment: Environment, command: str) -> None:

@@ -16,6 +16,7 @@ SENTINEL = "MINI_SWE_AGENT_FINAL_OUTPUT"
 CWD = "/testbed"  # where the published images have the repository
 
 _PROMPTS = ("prompt", "messages", "conversations")
+_IDS = ("id", "task_id")
 
 SYSTEM = f"""\
 You do a task on a computer with nothing but a shell. The sandbox is yours alone: change what you need to, nothing
@@ -63,9 +64,9 @@ def row_of(instance: Instance, *, image_template: str, with_image: bool, cwd: st
 
 
 def prompt_rows(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """A file of prompts as a dataset, line for line: an object's `task` is its prompt if it has no other, a line that
-    is no JSON is a prompt. What is neither stays as it is, for the dataset's own check to name: other JSON, and what
-    begins like an object."""
+    """A file of prompts as a dataset, line for line: an object's `task` is its prompt and its `instance_id` its id
+    if it has no other, a line that is no JSON is a prompt. What is neither stays as it is, for the dataset's own check
+    to name: other JSON, and what begins like an object."""
     for number, line in enumerate(lines):
         text = line.removeprefix(b"\xef\xbb\xbf") if not number else line
         yield _prompt_row(text.strip()) + b"\n"
@@ -78,10 +79,14 @@ def _prompt_row(text: bytes) -> bytes:
         row = json.loads(text)
     except (ValueError, RecursionError):
         return text if text.startswith(b"{") else _plain(text)
-    if not isinstance(row, dict) or "task" not in row or any(row.get(name) for name in _PROMPTS):
+    if not isinstance(row, dict):
         return text
-    task = row.pop("task")
-    return json.dumps({**row, "prompt": task}).encode()
+    changed = dict(row)
+    if "task" in row and not any(row.get(name) for name in _PROMPTS):
+        changed["prompt"] = changed.pop("task")
+    if "instance_id" in row and not any(row.get(name) for name in _IDS):
+        changed["id"] = row["instance_id"]
+    return text if changed.keys() == row.keys() and changed.get("id") == row.get("id") else json.dumps(changed).encode()
 
 
 def _plain(text: bytes) -> bytes:

@@ -50,3 +50,4 @@ class Report(Struct, frozen=True, kw_only=True):
     pass_to_pass_failed: tuple[str, ...] = ()
     error: str = ""
     seconds: float = 0.0
+    patch_sha256: str = ""

@@ -54,9 +54,15 @@ def _result_of(name: str, results: Results) -> Result | None:
     return found[0] if found and len({result in _PASSING for result in found}) == 1 else None
 
 
-def fingerprint(instance: Instance, patch: str) -> str:
-    """Of all that a verdict hangs on: the same one means that there is nothing to evaluate anew."""
-    return hashlib.sha256(msgspec.json.encode([instance, patch])).hexdigest()
+def fingerprint(instance: Instance, patch: str, surroundings: Sequence[Any] = ()) -> str:
+    """Of all that a verdict hangs on: the same one means that there is nothing to evaluate anew. `surroundings`: where
+    and how the tests run."""
+    return hashlib.sha256(msgspec.json.encode([instance, patch, surroundings])).hexdigest()
+
+
+def patch_sha(patch: str) -> str:
+    """By which a report's patch is known again."""
+    return hashlib.sha256(patch.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def counts_of(reports: Iterable[Report]) -> dict[str, Any]:

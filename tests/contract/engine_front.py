@@ -20,10 +20,15 @@ class EngineFront:
     def __init__(self, source: str) -> None:
         self.pulls: list[str] = []
         self._source = source
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, which carries one request."""
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = await reader.readuntil(b"\r\n\r\n")
             line = head.split(b"\r\n", 1)[0].decode()
             target = urlsplit(line.split(" ")[1])
@@ -32,6 +37,14 @@ class EngineFront:
             else:
                 await _pass_on(head, reader, writer)
         writer.close()
+
+    async def close(self) -> None:
+        """Ends the connections that the engine holds open still, though whoever asked is gone."""
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving)
+        await asyncio.sleep(0)  # what was closed is gone a round later
 
     async def _pull(self, query: dict[str, list[str]]) -> bytes:
         name = ":".join(query[key][0] for key in ("fromImage", "tag") if key in query)
@@ -48,9 +61,11 @@ async def _pass_on(head: bytes, reader: asyncio.StreamReader, writer: asyncio.St
     engine_reader, engine_writer = await asyncio.open_unix_connection(ENGINE)
     engine_writer.write(head)
     there = asyncio.create_task(_pump(reader, engine_writer))
-    await _pump(engine_reader, writer)
-    there.cancel()
-    engine_writer.close()
+    try:
+        await _pump(engine_reader, writer)
+    finally:
+        there.cancel()
+        engine_writer.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,3 +86,4 @@ async def engine_front(socket: Path, source: str) -> AsyncIterator[EngineFront]:
         yield front
     finally:
         server.close()
+        await front.close()

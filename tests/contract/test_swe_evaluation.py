@@ -152,10 +152,38 @@ async def test_what_is_evaluated_is_not_evaluated_again_but_errors_are(world: Wo
     assert broken.verdict == "error"
     first = await world.judged(tmp_path, SUMS, gold)
     assert first.verdict == "resolved"
-    nowhere = world.options(tmp_path, backend=load_backend("local"), cwd="/there/is/none")
-    assert await evaluate([instance], [prediction(instance.instance_id, gold)], nowhere) == [first]
-    (other,) = await evaluate([instance], [prediction(instance.instance_id, gold + "\n")], nowhere)
-    assert other.verdict == "error"
+    assert await world.judged(tmp_path, SUMS, gold) == first  # to its seconds
+    cwd = "/there/is/none"
+    log = tmp_path / instance.instance_id / "test_output.txt"
+    log.unlink()
+    for changes in ({"timeout": 61.0}, {"test_command": "python -m pytest -rA"}):
+        assert (await world.judged(tmp_path, SUMS, gold, **changes)).verdict == "resolved"
+        log.unlink()  # it was written anew
+    for others in ({"cwd": cwd}, {"backend": load_backend("local"), "cwd": cwd}, {"image": "batch-runner-test:none"}):
+        assert (await world.judged(tmp_path, SUMS, gold, **others)).verdict == "error"
+
+
+async def test_a_runner_that_is_missing_is_an_error_and_told(world: World, tmp_path: Path) -> None:
+    gold = world.instance(SUMS).patch
+    log = tmp_path / SUMS.instance_id / "test_output.txt"
+    report = await world.judged(tmp_path, SUMS, gold, test_command="python -m no_runner tests")
+    assert (report.verdict, report.patch_applied) == ("error", True)
+    assert report.error.startswith("the tests' runner is missing here: there is no module no_runner: ")
+    assert report.error.endswith(f"No module named no_runner ({log})")
+    report = await world.judged(tmp_path, SUMS, gold, test_command="no-runner tests")
+    assert report.verdict == "error"
+    assert "cannot be run (exit code 127)" in report.error
+    assert f"no-runner: command not found ({log})" in report.error
+
+
+async def test_what_gave_no_test_results_is_evaluated_again(world: World, tmp_path: Path) -> None:
+    asked = {"test_command": "exit_code() { return 3; }; exit_code"}
+    first = await world.judged(tmp_path, SUMS, world.instance(SUMS).patch, **asked)
+    assert first.verdict == "unresolved"
+    log = tmp_path / SUMS.instance_id / "test_output.txt"
+    log.unlink()
+    await world.judged(tmp_path, SUMS, world.instance(SUMS).patch, **asked)
+    assert log.exists()
 
 
 async def test_a_broken_instance_says_so(world: World, tmp_path: Path) -> None:

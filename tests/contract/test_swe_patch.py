@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from swe import patch
-from swe.patch import Patch, take
+from swe.patch import Patch, changes, take
 from tests.contract.environments import ISOLATING, open_sandbox
 from tools.environments.base import Environment
+from tools.errors import ToolError
 
 COMMIT = "git -c user.name=a -c user.email=a@b commit -q"
 MADE = rf"""
@@ -208,7 +209,7 @@ async def test_nothing_changed_is_an_empty_patch(sandbox: Environment) -> None:
     ("work", "problem"),
     [
         ("rm -rf .git", "the repository is gone"),
-        ("rm -rf .git; git init -q", "is no longer in the repository"),
+        ("rm -rf .git; git init -q", "is not in the repository"),
         ("rm -rf .git/objects", "broken"),
         ("cd ..; rm -rf repo", "repo"),
         ("rm -rf .git; echo nonsense >.git", "invalid gitfile format"),
@@ -283,6 +284,28 @@ async def test_submodules(sandbox: Environment) -> None:
     gone = await taken(sandbox, "rm -rf lib")
     assert gone.problem == ""
     assert b"deleted file mode 160000" in gone.data
+
+
+async def test_what_was_there_before_is_no_part_of_it(sandbox: Environment) -> None:
+    """Nor has it to be there still in the repository when the patch is taken."""
+    cwd, commit = str(await here(sandbox)), await shell(sandbox, "git rev-parse HEAD")
+    assert await changes(sandbox, cwd=cwd, base_commit=commit) == b""
+    await shell(sandbox, f"{WORK['png']}; {WORK['odd names']}; echo set >>src/a.py; rm gone.txt; mkdir build; "
+                "echo 1 >build/b; git add -f build; seq 9 >made.txt")  # fmt: skip
+    before = await changes(sandbox, cwd=cwd, base_commit=commit)
+    assert await take(sandbox, cwd=cwd, base_commit=commit, before=before) == Patch()
+    await shell(sandbox, f"cp -a {cwd} {cwd}.clean; sed -i s/set/own/ src/a.py; echo 1 >>made.txt; rm -f docs/new.png; "
+                "echo back >gone.txt; echo 2 >new; git gc -q --prune=now")  # fmt: skip
+    result = await take(sandbox, cwd=cwd, base_commit=commit, before=before)
+    assert_whole(result, Path(cwd))
+    assert result.data.count(b"diff --git ") == 5
+
+
+async def test_without_the_commit_nothing_can_have_been_there_before(sandbox: Environment) -> None:
+    cwd = str(await here(sandbox))
+    for where, commit in ((cwd, "0" * 40), (cwd, ""), (f"{cwd}/src", await shell(sandbox, "git rev-parse HEAD"))):
+        with pytest.raises(ToolError):
+            await changes(sandbox, cwd=where, base_commit=commit)
 
 
 @pytest.mark.parametrize("backend", ISOLATING)

@@ -159,16 +159,118 @@ def test_instances_come_with_their_repository_and_leave_a_patch(tmp_path: Path) 
     assert (code, "ready to submit" in out) == (0, True)
     code, out, _ = swe(tmp_path, f"--validate_predictions={run_dir}/all_preds.jsonl", *flags, "--slice=0:1")
     assert (code, "made__sums-1" in out) == (2, True)
+    code, out, _ = swe(tmp_path, f"--validate_predictions={run_dir}/all_preds.jsonl", flags[0])
+    assert (code, "ready to submit" in out) == (0, False)
+    assert "2 patches were not tried on the base commit: give --dataset and --repo_cache" in out
+
+
+def test_what_is_missing_in_the_predictions_is_said(tmp_path: Path) -> None:
+    flags = [*instances(tmp_path, 3), "--run_name=r", model(tmp_path, *turns("rm -rf .git", END))]
+    code, _, err = swe(tmp_path, *flags, "--split=test")
+    assert code == 0, err
+    assert "notice: --split test: no row of instances.jsonl has a split" in err
+    assert "no patch could be taken of 3 rows, such as made__sums-0: the repository is gone" in err
+    metrics = json.loads((tmp_path / "data" / "r" / "metrics.json").read_bytes())
+    assert metrics["patches_not_taken"] == 3
+    code, _, err = swe(tmp_path, *flags, "--slice=0:1", "--resume")
+    assert code == 0, err
+    assert "2 rows of this run are not in the predictions" in err
+    assert list(predictions(tmp_path / "data" / "r")) == ["made__sums-0"]
+    assert "has a split" not in err
+
+
+@pytest.mark.parametrize("output", ["instances.jsonl", "data/r/run.json", "data/other/all_preds.jsonl"])
+def test_a_copy_of_the_rows_replaces_nothing_that_is_needed(output: str, tmp_path: Path) -> None:
+    asked = instances(tmp_path, 1)
+    (tmp_path / "data" / "other").mkdir(parents=True)
+    for name in ("run.json", "all_preds.jsonl"):
+        (tmp_path / "data" / "other" / name).write_text("{}\n")
+    before = {path: path.read_bytes() for path in tmp_path.glob("data/*/*")} | {
+        tmp_path / "instances.jsonl": (tmp_path / "instances.jsonl").read_bytes()
+    }
+    code, _, err = swe(tmp_path, *asked, "--run_name=r", f"--output_file={output}", model(tmp_path))
+    assert (code, f"--output_file {output}" in err) == (2, True), err
+    assert not journal(tmp_path / "data" / "r")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"problem_statement": ""}, "instances.jsonl:1: made__sums-0 has no problem_statement"),
+        ({"base_commit": "main"}, "made__sums-0: base_commit 'main' is not 40 hex digits"),
+        ({"repo": "../x"}, "made__sums-0: repo '../x' is not of the form owner/name"),
+    ],
+)
+def test_an_instance_that_cannot_be_worked_on_is_named(
+    fault: dict[str, str], said: str, flags: list[str], tmp_path: Path
+) -> None:
+    code, _, err = swe(tmp_path, *instances(tmp_path, 1, **fault), "--run_name=r", model(tmp_path), *flags)
+    assert (code, said in err) == (2, True), err
+
+
+def test_what_the_setup_made_is_no_part_of_the_patch(tmp_path: Path) -> None:
+    asked = instances(tmp_path, 1, setup="seq 9 >built.txt; echo set >>sums.py")
+    steps = turns("echo own >>built.txt; echo more >>notes.txt", END)
+    code, _, err = swe(tmp_path, *asked, "--run_name=r", model(tmp_path, *steps))
+    assert code == 0, err
+    patch = predictions(tmp_path / "data" / "r")["made__sums-0"]
+    assert [line for line in patch.splitlines() if line[0] == "+"] == [
+        "+++ b/built.txt", "+own", "+++ b/notes.txt", "+more"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("setup", ["rm -rf .git", "rm -rf .git; git init -q"])
+def test_an_instance_without_its_base_commit_costs_nothing(setup: str, tmp_path: Path) -> None:
+    code, _, err = swe(tmp_path, *instances(tmp_path, 1, setup=setup), "--run_name=r", model(tmp_path))
+    assert code == 1, err
+    (row,) = journal(tmp_path / "data" / "r")
+    assert (row["error_class"], row["requests"]) == ("setup_failed", 0)
+    assert "no patch could be taken of" in row["error"]
+
+
+def test_a_prompt_is_no_instance_and_may_have_an_instances_id(tmp_path: Path) -> None:
+    row = {"instance_id": "own-1", "prompt": "x", "swe": {"repo": "o/r", "setup": "exit 1", "base_commit": "1" * 40}}
+    write_dataset(tmp_path / "p.jsonl", [row, {"task": "y", "instance_id": "own-2", "id": "other"}])
+    code, _, err = swe(tmp_path, "--prompts_file=p.jsonl", "--run_name=r", model(tmp_path))
+    assert code == 0, err
+    assert predictions(tmp_path / "data" / "r") == {"own-1": "", "other": ""}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        (400, [{"error": {"status": 400}}], True),
+        (400, turns("git checkout -q .", END), False),
+        (401, [{"error": {"status": 400}}], True),
+    ],
+)
+def test_a_retry_that_ends_worse_takes_no_patch_away(
+    first: int, second: list[dict[str, Any]], kept: bool, tmp_path: Path
+) -> None:
+    flags = [*instances(tmp_path, 1), "--run_name=r", "--keep_no_reasoning"]
+    code, _, err = swe(tmp_path, *flags, model(tmp_path, *turns(EDIT), {"error": {"status": first}}))
+    assert code == (1 if first == 400 else 3), err
+    before = predictions(tmp_path / "data" / "r")
+    check(tmp_path, before["made__sums-0"])
+    again = ["--resume", "--only_ids=made__sums-0", "--allow_config_change"]
+    _, _, err = swe(tmp_path, *flags, *again, model(tmp_path, *second))
+    assert len(journal(tmp_path / "data" / "r")) == 2
+    assert predictions(tmp_path / "data" / "r") == (before if kept else {"made__sums-0": ""})
+    assert ("1 prediction is an earlier try's, as the last was cut off and left no patch: made__sums-0" in err) == kept
 
 
 def test_a_task_in_a_repository_leaves_a_patch_too(tmp_path: Path) -> None:
     setup = "git init -q . && echo one >a.txt && git add -A && git -c user.name=n -c user.email=e commit -qm one"
+    setup += " && seq 9 >b.txt"
     rows = [{"id": "with", "prompt": "x", "setup": setup}, {"id": "within", "prompt": "x", "setup": "mkdir sub"}]
     write_dataset(tmp_path / "p.jsonl", rows)
     code, _, err = swe(tmp_path, "--prompts_file=p.jsonl", "--run_name=r", model(tmp_path))
     assert code == 0, err
     found = predictions(tmp_path / "data" / "r")
     assert "+more" in found["with"]
+    assert "b.txt" not in found["with"]
     assert found["within"] == ""
 
 
@@ -373,3 +475,16 @@ def test_an_evaluation_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert "evaluated  resolved 2" in out
     metrics = json.loads((tmp_path / "data" / "r" / "metrics.json").read_bytes())
     assert metrics["evaluation"]["resolved"] == 2
+
+    run_dir = tmp_path / "data" / "r"
+    told = (run_dir / "evaluation.json").read_bytes()
+    code, out, err = swe(tmp_path, "--finalize", "--run_name=r")
+    assert (code, "evaluated  resolved 2" in out) == (0, True), err
+    assert (run_dir / "evaluation.json").read_bytes() == told
+    patch = next(run_dir.glob("patches/*sums-0*"))
+    patch.write_bytes(patch.read_bytes() + b"\n")
+    code, out, err = swe(tmp_path, "--finalize", "--run_name=r")
+    assert (code, "evaluated  resolved 1" in out) == (0, True), err
+    assert "evaluation.json: 1 verdict on other patches left out" in err
+    summary = json.loads((run_dir / "evaluation.json").read_bytes())
+    assert (summary["resolved_ids"], summary["incomplete_ids"]) == (["made__sums-1"], ["made__sums-0"])

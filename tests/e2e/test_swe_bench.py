@@ -125,7 +125,7 @@ def test_a_resumed_run_evaluates_only_errors_again(ran: Ran) -> None:
     assert len(reports) == len(MADE) - 1, "an empty patch needs no evaluation"
     before = {path.parent.name: path.stat().st_mtime_ns for path in reports}
     lines = journal(ran.directory)
-    code, out, err = runs(ran.home, *ran.flags, "--run_name=r", "--resume", "--evaluation_timeout=3")
+    code, out, err = runs(ran.home, *ran.flags, "--run_name=r", "--resume", "--evaluation_timeout=20")
     assert code == 0, out + err
     changed = {path.parent.name for path in reports if path.stat().st_mtime_ns != before[path.parent.name]}
     assert changed == {DRAINS.instance_id}

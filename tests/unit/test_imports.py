@@ -63,6 +63,7 @@ def rank(name: str) -> int:
         return 0
     if name in SCRIPTS:
         return 6
+    order: tuple[str | tuple[str, ...], ...]
     order = ("tools.environments.", "tools.", "agent.", "batch.", ("compression.", "swe."))
     return 1 + next(place for place, package in enumerate(order) if f"{name}.".startswith(package))
 

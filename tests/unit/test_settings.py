@@ -188,8 +188,9 @@ def test_mistakes_in_yaml_are_named(text: str, parts: list[str], tmp_path: Path)
 
 def test_a_config_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "No such file" in refused(f"--config={tmp_path / 'none.yaml'}")
-    (tmp_path / "bytes.yaml").write_bytes(b"a: \xff\xfe\n")
-    assert "not YAML" in refused(f"--config={tmp_path / 'bytes.yaml'}")
+    for content in (b"a: \xff\xfe\n", b"\xff\xfe"):
+        (tmp_path / "bytes.yaml").write_bytes(content)
+        assert "not YAML" in refused(f"--config={tmp_path / 'bytes.yaml'}")
 
 
 def test_yaml_values(tmp_path: Path) -> None:

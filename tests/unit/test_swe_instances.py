@@ -158,6 +158,16 @@ def test_a_file_without_instances(tmp_path: Path, data: bytes, said: str) -> Non
     assert "\n" not in text
 
 
+def test_an_instance_to_work_on_states_its_problem(tmp_path: Path) -> None:
+    path = saved(tmp_path, lines(row(1), row(2, problem_statement=" \n"), row(3, problem_statement=None)))
+    assert len(load_instances(path)) == 3
+    with pytest.raises(UsageProblem) as caught:
+        load_instances(path, to_work=True)
+    said = str(caught.value)
+    assert f"{path}:2: owner__name-2 has no problem_statement" in said
+    assert f"{path}:3: owner__name-3" in said
+
+
 def test_splits_of_a_file(tmp_path: Path) -> None:
     path = saved(tmp_path, lines(row(1, split="dev"), row(2, split="test"), row(2, split="dev"), row(3)))
     assert ids(load_instances(path, "test")) == ["owner__name-2", "owner__name-3"]

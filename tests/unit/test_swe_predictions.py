@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swe.predictions import KEYS, read_predictions, validate_predictions, write_predictions
+from swe.predictions import KEYS, Checked, read_predictions, validate_predictions, write_predictions
 from swe.types import Instance, Prediction
 from tools.errors import UsageProblem
 
@@ -166,12 +166,12 @@ class TestChecked:
     def test_ids(self, tmp_path: Path) -> None:
         path = put(tmp_path / "p.jsonl", prediction("a"), prediction("b"), prediction("a"), prediction("x"))
         instances = [Instance(instance_id=name) for name in "abc"]
-        assert validate_predictions(path, instances, None) == [
+        assert validate_predictions(path, instances, None).faults == [
             "a: 2 predictions",
             "x: no such instance",
             "c: no prediction",
         ]
-        assert validate_predictions(path, None, None) == ["a: 2 predictions"]
+        assert validate_predictions(path, None, None).faults == ["a: 2 predictions"]
 
     @pytest.mark.parametrize(
         "patch",
@@ -185,7 +185,7 @@ class TestChecked:
         ],
     )
     def test_a_malformed_patch_is_told_without_a_repository(self, tmp_path: Path, patch: str) -> None:
-        faults = validate_predictions(put(tmp_path / "p.jsonl", prediction(patch=patch)), None, None)
+        faults = validate_predictions(put(tmp_path / "p.jsonl", prediction(patch=patch)), None, None).faults
         assert len(faults) == 1
         assert faults[0].startswith("o__r-1: the patch cannot be applied: error: ")
 
@@ -193,17 +193,22 @@ class TestChecked:
         cache = tmp_path / "cache"
         before = sorted(path for path in cache.rglob("*"))
         good = put(tmp_path / "good.jsonl", prediction(patch=PATCH))
-        assert validate_predictions(good, [instance], cache) == []
+        assert validate_predictions(good, [instance], cache) == Checked([], 0, "their instances name no repo")
         stale = put(tmp_path / "stale.jsonl", prediction(patch=PATCH.replace(" two", " zwei")))
-        assert validate_predictions(stale, [instance], None) == []
-        assert validate_predictions(stale, [instance], cache) == [
+        untried = Checked([], 1, "give --dataset and --repo_cache")
+        assert validate_predictions(stale, [instance], None) == validate_predictions(stale, None, cache) == untried
+        no_repo = [Instance(instance_id="o__r-1")]
+        assert validate_predictions(stale, no_repo, cache) == Checked([], 1, "their instances name no repo")
+        assert validate_predictions(stale, [instance], cache).faults == [
             "o__r-1: the patch cannot be applied: error: patch failed: a.txt:1"
         ]
         assert sorted(path for path in cache.rglob("*")) == before
 
     def test_without_the_commit_it_says_so(self, tmp_path: Path, instance: Instance) -> None:
         other = Instance(instance_id="o__r-1", repo="o/r", base_commit="1" * 40)
-        (fault,) = validate_predictions(put(tmp_path / "p.jsonl", prediction(patch=PATCH)), [other], tmp_path / "cache")
+        cache = tmp_path / "cache"
+        (fault,) = validate_predictions(put(tmp_path / "p.jsonl", prediction(patch=PATCH)), [other], cache).faults
         assert "1111" in fault
         away = Instance(instance_id="o__r-1", repo="o/other", base_commit=instance.base_commit)
-        assert validate_predictions(tmp_path / "p.jsonl", [away], tmp_path / "cache") == []
+        (fault,) = validate_predictions(tmp_path / "p.jsonl", [away], cache).faults
+        assert fault.endswith(f"its repository is not in the cache, there is no {cache / 'o__other.git'}")

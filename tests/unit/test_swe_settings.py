@@ -61,8 +61,8 @@ def test_the_originals_flags_are_known() -> None:
     ("argv", "problem"),
     [
         (["--run_name=r"], "no prompts: give --task TEXT or --prompts_file FILE or --dataset NAME_OR_FILE"),
-        (["--task=x", "--dataset=d"], "prompt and dataset: give one of them"),
-        (["--task=x", "--prompts_file=d"], "prompt and dataset_file: give one of them"),
+        (["--task=x", "--dataset=d"], "--task and --dataset: give one of them"),
+        (["--task=x", "--prompts_file=d"], "--task and --prompts_file: give one of them"),
         (["--task=x", "--slice=0:1"], "slice is for instances: give --dataset"),
         (["--task=x", "--evaluate"], "evaluate is for instances: give --dataset"),
         ([*DATASET, "--filter=("], "filter: '(' is no regular expression"),

@@ -11,7 +11,7 @@ from swebench.harness.constants import EvalType  # type: ignore[import-untyped]
 from swebench.harness.grading import get_eval_tests_report, get_resolution_status  # type: ignore[import-untyped]
 
 from swe.harness import plan_tests as run_of
-from swe.logs import STATUSES, Results
+from swe.logs import END, EXIT_CODE, START, STATUSES, Results
 from swe.types import Instance, Report, Verdict
 from swe.verdict import counts_of, fingerprint, graded, run_report
 from tools.errors import UsageProblem
@@ -76,6 +76,24 @@ def test_the_fingerprint_is_of_patch_and_instance() -> None:
     marks = {fingerprint(one, "p"), fingerprint(one, "q"), fingerprint(instance(test_command="y"), "p")}
     assert len(marks) == 3
     assert fingerprint(instance(test_command="x"), "p") in marks
+    assert fingerprint(one, "p", ["docker"]) not in marks
+
+
+@pytest.mark.parametrize(
+    ("log", "problem"),
+    [
+        (f"+ : '{START}'\n/usr/bin/python3: No module named pytest\n+ : '{END}'\n{EXIT_CODE}: 1\n", "no module pytest"),
+        (f"+ : '{START}'\nx: command not found\n+ : '{END}'\n{EXIT_CODE}: 127\n", "(exit code 127)"),
+        (f"+ : '{START}'\nImportError: No module named pytest\n+ : '{END}'\n{EXIT_CODE}: 4\n", ""),
+        (f"+ : '{START}'\nno tests ran\n+ : '{END}'\n{EXIT_CODE}: 5\n", ""),
+    ],
+)
+def test_a_missing_runner_is_an_error_but_not_where_the_harness_counts(log: str, problem: str) -> None:
+    report = run_of(instance(), "").read(log)
+    assert report.verdict == ("error" if problem else "unresolved")
+    assert problem in report.error
+    own = instance(rest={"eval_script": f": '{END}'", "log_parser": "parse_log_pytest"})
+    assert run_of(own, "").read(log).verdict == "unresolved"
 
 
 def test_pytest_runs_the_files_of_the_test_patch_that_are_tests() -> None:
