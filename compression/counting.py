@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent.faults import Fault, attempted
 from agent.tokens import Tokenizer, open_tokenizer
+from compression.forms import is_from_value
 from compression.types import Count, Counter, Turn
 from tools.errors import UsageProblem
 
@@ -96,7 +97,7 @@ class _TemplateCounter:
     def _rendered(self, turns: Sequence[Turn]) -> int:
         """Special tokens of the template are one token each, those that a text spells are text."""
         marks: dict[str, str] = {}
-        messages = [{"role": ROLES[turn.role], "content": self._marked(turn.text, marks)} for turn in turns]
+        messages = [self._marked(message, marks) for turn in turns for message in _messages(turn)]
         found = attempted(partial(self._render, messages=messages))
         if isinstance(found, Fault):
             raise ValueError(  # noqa: TRY004 - the Fault is how it came about
@@ -106,8 +107,20 @@ class _TemplateCounter:
         pieces = [piece.translate(table) if table else piece for piece in self._special.split(found.value)]
         return len(pieces) - 1 + sum(self._pieces.count(pieces))
 
-    def _marked(self, text: str, marks: dict[str, str]) -> str:
-        return self._special.sub(lambda found: marks.setdefault(found[0], chr(_MARKS + len(marks))), text)
+    def _marked(self, value: Any, marks: dict[str, str]) -> Any:
+        """A JSON value in whose texts private characters stand for the special tokens that they spell."""
+        if isinstance(value, str):
+            return self._special.sub(lambda found: marks.setdefault(found[0], chr(_MARKS + len(marks))), value)
+        if isinstance(value, dict):
+            return {self._marked(name, marks): self._marked(item, marks) for name, item in value.items()}
+        return [self._marked(item, marks) for item in value] if isinstance(value, list) else value
+
+
+def _messages(turn: Turn) -> Sequence[dict[str, Any]]:
+    """What a trainer renders: `messages` as they are, calls and names included; of `from/value` role and text."""
+    if is_from_value(turn):
+        return [{"role": ROLES[turn.role], "content": turn.text}]
+    return turn.raws
 
 
 def _shared_out(total: int, texts: Sequence[int]) -> tuple[int, ...]:

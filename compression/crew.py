@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -59,6 +59,7 @@ class Crew:
         if not workers:
             self._places = [_Thread(task, row_seconds)]
         self._idle: asyncio.LifoQueue[_Place] = asyncio.LifoQueue()
+        self._line = asyncio.Lock()  # of it one call at a time waits for a place
 
     async def __aenter__(self) -> Self:
         first, *others = self._places
@@ -77,9 +78,11 @@ class Crew:
     ) -> None:
         self._close()
 
-    async def advance(self, items: Sequence[Item]) -> list[Step]:
-        """One step for each row, in order. Rows of a chunk are done one after another."""
-        place = await self._idle.get()
+    async def advance(self, items: Sequence[Item], *, first: bool = False) -> list[Step]:
+        """One step for each row, in order. Rows of a chunk are done one after another. `first`: at most one call of
+        all that wait comes before it, beside those that are `first` too."""
+        async with nullcontext() if first else self._line:
+            place = await self._idle.get()
         try:
             answers = await place.answers(items)
         finally:

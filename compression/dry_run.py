@@ -1,4 +1,4 @@
-"""`--dry_run`: every row is read, counted and planned, as a run would; nothing is asked and nothing written."""
+"""`--dry_run`: every row that has no end is read, counted and planned, as a run would; nothing is asked or written."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,22 +7,29 @@ from agent.pricing import cost
 from agent.types import Usage
 from compression.inputs import sample_size
 from compression.report import DryRun
-from compression.run import File, Job, Stream, crew_for
+from compression.run import File, Job, Stream, asked_so_far, crew_for
 from compression.settings import CompressorSettings
-from compression.store import Records
-from compression.types import Ask, Done, Step
+from compression.store import JournalReader, Records
+from compression.types import Ask, Done, Rejected, Step
 
 
-async def dry_run(settings: CompressorSettings, files: Sequence[File], output: str) -> DryRun:
-    """What a run would do. A row that would need a second summary is told with its first."""
+async def dry_run(
+    settings: CompressorSettings, files: Sequence[File], records: Records, journal: JournalReader, output: str
+) -> DryRun:
+    """What a run would do, going on from `records`. A row that would need a second summary is told with its first."""
     count = _Count(settings)
-    stream = Stream(settings, files, Records([each.scanned.rows for each in files]))
+    stream = Stream(settings, files, records)
     async with crew_for(settings) as crew, asyncio.TaskGroup() as group:
 
         async def counted(jobs: Sequence[Job]) -> None:
-            for job, step in zip(jobs, await crew.advance([(job.line, ()) for job in jobs]), strict=True):
+            items = [(job.line, tuple(asked_so_far(job, records, journal).summaries)) for job in jobs]
+            for (line, summaries), first in zip(items, await crew.advance(items), strict=True):
+                step, left = first, summaries
+                while isinstance(step, Rejected):
+                    left = left[:-1]
+                    (step,) = await crew.advance([(line, left)], first=True)
                 count.take(step)
-                stream.room.leave(len(job.line))
+                stream.room.leave(len(line))
 
         async for chunk in stream.chunks():
             group.create_task(counted(chunk))
@@ -31,6 +38,7 @@ async def dry_run(settings: CompressorSettings, files: Sequence[File], output: s
     return DryRun(
         files=len(files),
         rows=sum(sample_size(each.scanned.rows, settings.sample_percent) for each in files),
+        done=records.ended,
         tokens=count.tokens,
         over_target=count.over,
         out_of_reach=count.out_of_reach,

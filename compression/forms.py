@@ -87,15 +87,25 @@ def read(fields: dict[str, bytes]) -> Reading | None:
     """
     if plain := _plain_turns(fields.get("conversations", b"")):
         return Reading(fields=fields, field="conversations", turns=plain)
-    found = {name: _entries(fields[name]) for name in ("conversations", "messages") if name in fields}
-    told = {name: entries for name, entries in found.items() if entries is not None}
-    name = next(filter(told.get, told), next(iter(told), None))
-    if name is None:
+    name, entries = _told(fields)
+    if not name:
         return None
-    entries = told[name] or []
     key, roles = ("from", _FROM) if entries and "from" in entries[0] else ("role", _ROLES)
     said = [(_role(entry, place, key, roles), entry) for place, entry in enumerate(entries)]
     return Reading(fields=fields, field=name, turns=tuple(_grouped(said, together=key == "role")))
+
+
+def texts(fields: dict[str, bytes]) -> list[str]:
+    """The texts of a row whose turns cannot be read, one for each entry."""
+    return [_text(entry) if isinstance(entry, dict) else _compact(entry) for entry in _told(fields)[1]]
+
+
+def _told(fields: dict[str, bytes]) -> tuple[str, list[Any]]:
+    """Name and entries of the field with the turns; ("", []) if there is none."""
+    found = {name: _entries(fields[name]) for name in ("conversations", "messages") if name in fields}
+    told: dict[str, list[Any]] = {name: entries for name, entries in found.items() if entries is not None}
+    name = next(filter(told.get, told), next(iter(told), ""))
+    return name, told.get(name, [])
 
 
 def _plain_turns(field: bytes) -> tuple[Turn, ...]:

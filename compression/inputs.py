@@ -4,11 +4,13 @@ A row's index is its position among the lines of its file that are not blank. No
 """
 
 import glob
+import os
 import random
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -23,16 +25,18 @@ from batch.spool import open_lines
 from tools.errors import UsageProblem
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-MERGED = "trajectories.jsonl"
+MANIFEST, MERGED = "run.json", "trajectories.jsonl"  # of a run directory
+WORK = ".work"  # what the name of our own work folders ends in
 STDIN = "-"
 BAD_ROWS_KEPT = 1000
 _BOM = b"\xef\xbb\xbf"
 _MAGIC = re.compile(r"[*?\[]")
-_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # escaped, or as bytes
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """A file of rows. `name` is what its output is called where outputs have a directory; `shown` is for messages."""
+    """A file of rows. `name` is what its output is called where outputs have a directory, with the folders within it
+    that it stands in; `shown` is for messages."""
 
     path: Path
     name: str
@@ -40,11 +44,12 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 class Inputs(Struct, frozen=True, kw_only=True):
-    """What `--input` means: files, and the directory that was named, if it was one."""
+    """What `--input` means: files, the directory that was named, if it was one, and what is to be said of it."""
 
     sources: tuple[Source, ...]
     directory: Path | None = None
     is_run: bool = False  # of that directory one file alone is read
+    notice: str = ""
 
     @property
     def takes_all(self) -> Path | None:
@@ -73,13 +78,16 @@ def find_inputs(given: str, spool_to: Path) -> Inputs:
         return Inputs(sources=(Source(path=spool_to, name="stdin.jsonl", shown="standard input"),))
     if path.is_dir():
         return _of_directory(path)
-    if path.exists() or not _MAGIC.search(given):
+    if path.exists():
         return Inputs(sources=(_source(path),))
-    found = [Path(each) for each in sorted(glob.glob(given, recursive=True))]  # noqa: PTH207 - may be absolute
-    files = [each for each in found if each.is_file()]
-    if not files:
-        raise UsageProblem(f"input {given}: no file matches")
-    return Inputs(sources=_all_different(files))
+    if not is_glob(given):
+        raise UsageProblem(f"input {given} does not exist")
+    return _of_glob(given)
+
+
+def is_glob(given: str) -> bool:
+    """Whether an input is a pattern, and not a file or directory of that name."""
+    return _MAGIC.search(given) is not None and not Path(given).exists()
 
 
 def _is_pipe(path: Path) -> bool:
@@ -95,28 +103,62 @@ def _source(path: Path) -> Source:
 
 
 def _of_directory(directory: Path) -> Inputs:
-    if (directory / "run.json").exists() or any(directory.glob("batch_*.jsonl")):
-        merged = directory / MERGED
-        if not merged.exists():
-            raise UsageProblem(
-                f"input {directory}: a run directory without {MERGED}: make it with batch-runner --finalize"
-                f" --output {directory}"
-            )
-        return Inputs(sources=(_source(merged),), directory=directory, is_run=True)
-    files = [each for each in sorted(directory.iterdir()) if each.name.endswith(ENDINGS) and each.is_file()]
+    if _is_run(directory):
+        return Inputs(sources=(_source(_merged(directory)),), directory=directory, is_run=True)
+    files = _once([each for each in sorted(directory.iterdir()) if each.name.endswith(ENDINGS) and each.is_file()])
     if not files:
         raise UsageProblem(f"input {directory}: no file in it ends in {', '.join(ENDINGS)}")
     return Inputs(sources=tuple(map(_source, files)), directory=directory)
 
 
-def _all_different(files: list[Path]) -> tuple[Source, ...]:
-    """Outputs stand in one directory, each under its input's name."""
-    seen: dict[str, Path] = {}
-    for path in files:
-        if path.name in seen:
-            raise UsageProblem(f"input: {seen[path.name]} and {path} have one name: their outputs would be one file")
-        seen[path.name] = path
-    return tuple(map(_source, files))
+def _once(paths: Sequence[Path]) -> list[Path]:
+    """Of several names of one file the first that is no link."""
+    files: dict[tuple[int, int], Path] = {}
+    for path in sorted(paths, key=Path.is_symlink):
+        told = path.stat()
+        files.setdefault((told.st_dev, told.st_ino), path)
+    kept = set(files.values())
+    return [path for path in paths if path in kept]
+
+
+def _is_run(directory: Path) -> bool:
+    return (directory / MANIFEST).exists() or any(directory.glob("batch_*.jsonl"))
+
+
+def _merged(directory: Path) -> Path:
+    merged = directory / MERGED
+    if not merged.exists():
+        raise UsageProblem(
+            f"input {directory}: a run directory without {MERGED}: make it with batch-runner --finalize"
+            f" --output {directory}"
+        )
+    return merged
+
+
+def _of_glob(given: str) -> Inputs:
+    """The files that match, and the merged files of the run directories that do. Of files in a run directory (or in a
+    work folder of ours) no other one is taken."""
+    found = [Path(each) for each in sorted(glob.glob(given, recursive=True))]  # noqa: PTH207 - may be absolute
+    files, parts = dict[Path, None](), list[Path]()
+    for path in found:
+        if path.is_file():
+            if path.name != MERGED and (path.parent / MANIFEST).exists():
+                parts.append(path)
+            else:
+                files[path] = None
+        elif _is_run(path) and path.suffix != WORK:
+            files[_merged(path)] = None
+    told = f"{len(parts)} in run directories, of which {MERGED} alone is taken" if parts else ""
+    if not files:
+        raise UsageProblem(f"input {given}: no file matches" + (f" but {told}" if told else ""))
+    notice = f"left out of input {given}: {told} (the first is {parts[0]})" if told else ""
+    return Inputs(sources=_by_place(_once(list(files))), notice=notice)
+
+
+def _by_place(files: list[Path]) -> tuple[Source, ...]:
+    """Each named by its place within the folder that holds them all."""
+    top = os.path.commonpath([each.absolute().parent for each in files])
+    return tuple(Source(path=each, name=str(each.absolute().relative_to(top)), shown=str(each)) for each in files)
 
 
 # --- rows
@@ -184,7 +226,9 @@ def _problem(line: bytes) -> str:
 
 def sample_size(count: int, percent: float | None) -> int:
     """How many of a file's rows are taken: at least one, if it has any."""
-    return count if percent is None else min(count, max(1, int(count * percent / 100)))
+    if percent is None:
+        return count
+    return min(count, max(1, int(count * Fraction(str(percent)) / 100)))  # as it is written: 32.3 is no float
 
 
 def drawn(count: int, percent: float | None, seed: str) -> Iterator[bool]:

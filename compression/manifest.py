@@ -28,11 +28,12 @@ def begun(
         "seconds": 0.0,
         "settings": {**shaping(settings), "chat_template": _template_sha(settings.chat_template)},
         "inputs": inputs,
+        "written": [],
     }
     if known is None:
         return told
     _refuse_changes(known, told)
-    return {**told, "started_at": known["started_at"], "seconds": known["seconds"]}
+    return {**told, **{name: known[name] for name in ("started_at", "seconds", "inputs", "written")}}
 
 
 def _template_sha(file: str) -> str:
@@ -56,4 +57,5 @@ def _refuse_changes(known: Mapping[str, Any], told: Mapping[str, Any]) -> None:
         raise UsageProblem(f"the run began with {len(known['inputs'])} inputs, now there are {len(told['inputs'])}")
     for then, file in zip(known["inputs"], told["inputs"], strict=True):
         if (then["size"], then["sha256"]) != (file["size"], file["sha256"]):
-            raise UsageProblem(f"{file['path']} is not what {then['path']} was when the run began")
+            before = "it" if then["path"] == file["path"] else then["path"]
+            raise UsageProblem(f"{file['path']} is not what {before} was when the run began")

@@ -64,7 +64,8 @@ class _Merging:
         record = self._journal.read(self._records.place(key))
         if not isinstance(record, Ended) or record.sha != line_sha(line):
             raise changed_since(file.source)
-        left_out = record.metrics.still_over_limit and not self._settings.save_over_limit
+        told = record.metrics
+        left_out = told.still_over_limit and not told.failed and not self._settings.save_over_limit
         self._totals.take(RowName(file.source.shown, key.row), record.metrics, left_out=left_out)
         if not left_out:
             line = bytes(record.line) or line

@@ -5,6 +5,7 @@ we tell beside; then ours.
 """
 
 from array import array
+from collections import Counter
 from statistics import median
 from typing import Any
 
@@ -13,6 +14,7 @@ from msgspec import Struct, structs
 from agent.types import Usage
 from compression.types import RowMetrics
 
+STATES = ("compressed", "within_target", "still_over_target", "without_turns", "failed", "left_out")
 LISTED = 1000  # rows that failed or were left out, by name
 FIRST_BUCKET = 256  # tokens; each further bucket reaches twice as far
 
@@ -25,11 +27,12 @@ class RowName(Struct, frozen=True):
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):
-    """What the rows do not say. `seconds` and `cost_usd` are of all invocations; times as everywhere."""
+    """What the rows do not say, of all invocations; times as everywhere."""
 
     strategy: str
     target_max_tokens: int
     requests: int
+    errors: int  # requests that brought no summary
     usage: Usage
     cost_usd: float
     start_time: str
@@ -43,12 +46,13 @@ class Totals:
 
     def __init__(self) -> None:
         self.tokenizer = ""
+        self._states: Counter[str] = Counter()
         self.before, self.after = array("I"), array("I")  # tokens of each row
         self.rows = self.compressed = self.skipped = self.over = self.failed = self.left_out = 0
         self._turns_before = self._turns_after = 0
         self._ratios, self._saved = array("d"), array("q")  # of compressed rows
         self._turns_removed = 0
-        self._calls = self._errors = self._passes = self._shortened = 0
+        self._passes = self._shortened = 0
         self._models: set[str] = set()
         self._failures: list[dict[str, Any]] = []
         self._lost: list[dict[str, Any]] = []
@@ -56,6 +60,7 @@ class Totals:
     def take(self, name: RowName, row: RowMetrics, *, left_out: bool) -> None:
         """One row. `left_out`: it is over the target and not in the output."""
         self.rows += 1
+        self._states[_state(row, left_out)] += 1
         self.tokenizer = row.tokenizer or self.tokenizer
         self.before.append(row.original_tokens)
         self.after.append(row.compressed_tokens)
@@ -63,8 +68,6 @@ class Totals:
         self._turns_after += row.compressed_turns
         self.skipped += row.skipped_under_target
         self.over += row.still_over_limit
-        self._calls += row.summarization_api_calls
-        self._errors += row.summarization_errors
         self._passes += row.passes
         self._shortened += row.shortened_turns
         if row.was_compressed:
@@ -97,6 +100,7 @@ class Totals:
                 "trajectories_left_out": self.left_out,
                 "compression_rate": _ratio(self.compressed, self.rows, 0.0),
             },
+            "states": {state: self._states[state] for state in STATES},
             "tokens": {
                 "total_before": before,
                 "total_after": after,
@@ -114,9 +118,9 @@ class Totals:
                 "avg_turns_removed_per_compressed": _mean(self._turns_removed, self.compressed, 0.0, 2),
             },
             "summarization": {
-                "total_api_calls": self._calls,
-                "total_errors": self._errors,
-                "success_rate": _ratio(self._calls - self._errors, self._calls, 1.0),
+                "total_api_calls": facts.requests,
+                "total_errors": facts.errors,
+                "success_rate": _ratio(facts.requests - facts.errors, facts.requests, 1.0),
                 "models": sorted(self._models),
                 "requests": facts.requests,
                 "usage": structs.asdict(facts.usage),
@@ -139,6 +143,17 @@ class Totals:
             "failed": self._failures,
             "left_out": self._lost,
         }
+
+
+def _state(row: RowMetrics, left_out: bool) -> str:
+    """The one of `STATES` that says what became of a row."""
+    if row.failed or left_out:
+        return "failed" if row.failed else "left_out"
+    if not row.original_turns:
+        return "without_turns"
+    if row.still_over_limit:
+        return "still_over_target"
+    return "compressed" if row.was_compressed else "within_target"
 
 
 def histogram(before: "array[int]", after: "array[int]") -> list[dict[str, int]]:

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,7 +30,7 @@ from compression.manifest import begun
 from compression.merge import Merged, merge
 from compression.metrics import RunFacts
 from compression.plot import plot
-from compression.report import Report, print_dry_run, print_report
+from compression.report import DryRun, Report, print_dry_run, print_report
 from compression.run import Compression, File
 from compression.settings import (
     PREFIX,
@@ -41,7 +42,16 @@ from compression.settings import (
     request_options,
     resume_command,
 )
-from compression.store import Places, Records, WorkFolder, places_of, refuse_unwritable, root_of, work_path
+from compression.store import (
+    JournalReader,
+    Places,
+    Records,
+    WorkFolder,
+    places_of,
+    refuse_unwritable,
+    root_of,
+    work_path,
+)
 from compression.summarizer import Summarizer, SummaryLimits, summarizer_spec
 from tools.environments.owner import current_owner
 from tools.errors import UsageProblem
@@ -91,11 +101,12 @@ def run(settings: CompressorSettings, argv: Sequence[str], environ: Mapping[str,
     spec = _model_spec(settings, environ)
     root = root_of(settings.input, settings.output, settings.output_suffix)
     folder = WorkFolder(work_path(root))
+    session = Session(settings, argv, environ, out, spec, folder)
     if settings.dry_run:
-        return _dry_run(settings, root, out)
+        return session.dry_run(root)
     lock = folder.own(current_owner(root.name), steal=settings.steal_lock)
     try:
-        return Session(settings, argv, environ, out, spec, folder).run(root)
+        return session.run(root)
     finally:
         folder.forget_what_led_nowhere()
         lock.release()
@@ -117,17 +128,8 @@ def _model_spec(settings: CompressorSettings, environ: Mapping[str, str]) -> Mod
     )
 
 
-def _dry_run(settings: CompressorSettings, root: Path, out: TextIO) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        inputs = find_inputs(settings.input, Path(folder) / "stdin.jsonl")
-        _places(settings, inputs, root)
-        told = asyncio.run(dry_run(settings, scanned(inputs), str(root)))
-    print_dry_run(told, out, json_summary=settings.json_summary)
-    return FINISHED
-
-
 def _places(settings: CompressorSettings, inputs: Inputs, root: Path) -> Places:
-    return places_of(inputs, root, settings.output_file, is_folder=settings.output.endswith("/"))
+    return places_of(inputs, root, settings.output_file, is_folder=settings.output.endswith("/"), plot=settings.plot)
 
 
 def scanned(inputs: Inputs) -> list[File]:
@@ -143,7 +145,7 @@ def scanned(inputs: Inputs) -> list[File]:
 
 
 class Session:
-    """An invocation that owns its work folder."""
+    """An invocation. Unless it is a dry run it owns its work folder."""
 
     def __init__(
         self,
@@ -169,23 +171,43 @@ class Session:
             begun = self._begin(root)
         except RunStopped as stop:  # the disk refuses before anything is spent
             raise UsageProblem(stop.message) from stop
-        if begun is None:
-            self._say("nothing to do: there is no row")
-            return FINISHED
         try:
             return self._go_on(begun)
         except (RunStopped, KeyboardInterrupt):  # the disk refuses even the outputs; a signal while they are written
             self._print_resume()
             raise
 
-    def _begin(self, root: Path) -> "_Begun | None":
-        inputs = find_inputs(self._settings.input, self._folder.new_spool_path)
+    def dry_run(self, root: Path) -> int:
+        """Look at everything, refuse what a run would refuse, and say what it would take."""
+        with tempfile.TemporaryDirectory() as spool, closing(self._folder.reader()) as journal:
+            files, _, _ = self._looked_at(root, Path(spool) / "stdin.jsonl")
+            records = self._folder.records([each.scanned.rows for each in files])
+            records.retry_failed()
+            told = asyncio.run(self._foreseen(files, records, journal, str(root)))
+        print_dry_run(told, self._out, json_summary=self._settings.json_summary)
+        return FINISHED
+
+    async def _foreseen(self, files: Sequence[File], records: Records, journal: JournalReader, output: str) -> DryRun:
+        if self._spec.model:
+            async with self._summarizer(records):  # a script or a price that is missing is found here
+                pass
+        return await dry_run(self._settings, files, records, journal, output)
+
+    def _looked_at(self, root: Path, spool: Path) -> tuple[list[File], Places, dict[str, Any]]:
+        """The inputs, their outputs and the manifest; nothing is written but a pipe's content. Raises UsageProblem."""
+        inputs = find_inputs(self._settings.input, spool)
+        if inputs.notice:
+            self._say(inputs.notice)
+        if self._settings.trust_remote_code:
+            self._say("trust_remote_code: nothing makes use of it, a tokenizer's own code is not run")
         files = scanned(inputs)
         places = _places(self._settings, inputs, root)
-        self._refuse_bad_outputs(places)
-        if not any(each.scanned.rows for each in files):
-            return None
-        manifest = begun(self._folder.known_manifest(), self._settings, files, self._began)
+        known = self._folder.known_manifest()
+        self._refuse_bad_outputs(places, known or {"written": []})
+        return files, places, begun(known, self._settings, files, self._began)
+
+    def _begin(self, root: Path) -> "_Begun":
+        files, places, manifest = self._looked_at(root, self._folder.new_spool_path)
         files = self._spool_kept(files)
         if self._folder.mend().cut:
             self._say("the journal's last line was torn: it was cut off and kept as *.torn")
@@ -193,18 +215,32 @@ class Session:
         self._folder.write_manifest(manifest)
         return _Begun(manifest=manifest, files=files, places=places, records=records)
 
-    def _refuse_bad_outputs(self, places: Places) -> None:
+    def _refuse_bad_outputs(self, places: Places, manifest: Mapping[str, Any]) -> None:
         settings, folder = self._settings, self._folder
         plot = [Path(settings.plot)] if settings.plot else []
         refuse_unwritable([*(each.path for each in places.targets), places.metrics, *plot])
-        there = next((each.path for each in places.targets if each.path.exists()), None)
-        if folder.holds_results():
-            if not settings.resume:
-                raise UsageProblem(f"{folder.path} holds results: go on with --resume, or choose another output")
-        elif there:
-            raise UsageProblem(f"{there} exists: choose another output")
-        elif settings.resume:
+        if folder.holds_results() and not settings.resume:
+            raise UsageProblem(f"{folder.path} holds results: go on with --resume, or choose another output")
+        if others := self._not_ours(places, manifest):
+            way = "move it away" if folder.holds_results() else "choose another output"
+            raise UsageProblem(f"{others[0]} exists, and is not of this run: {way}")
+        if settings.resume and not folder.holds_results():
             self._say("nothing to resume: the run starts")
+
+    def _outputs(self, places: Places) -> list[Path]:
+        return [*(each.path for each in places.targets), *([places.metrics] if self._settings.metrics else [])]
+
+    def _not_ours(self, places: Places, manifest: Mapping[str, Any]) -> list[Path]:
+        """Files in the place of outputs that no invocation of this run wrote."""
+        ours = set(manifest["written"])
+        return [path for path in self._outputs(places) if path.exists() and places.name(path) not in ours]
+
+    def _written_now(self, run: "_Begun") -> list[str]:
+        """The names of all outputs, for the manifest: from then on they are ours. RunStopped if one is another's."""
+        if others := self._not_ours(run.places, run.manifest):
+            raise RunStopped("output", f"{others[0]} appeared while the run worked: move it away")
+        names = map(run.places.name, self._outputs(run.places))
+        return sorted({*run.manifest["written"], *names})
 
     def _spool_kept(self, files: Sequence[File]) -> list[File]:
         """What came by a pipe takes the place that a resume can name."""
@@ -220,9 +256,12 @@ class Session:
         total = sum(sample_size(each.scanned.rows, settings.sample_percent) for each in run.files)
         records.retry_failed()
         done = f", {records.ended} are done" if records.ended else ""
-        self._say(f"{counted(total - records.ended, 'row')} to look at{done}")
+        to_do = f"{counted(total - records.ended, 'row')} to look at{done}"
+        self._say(to_do if total else "nothing to do: there is no row")
         stopped, signal_code = self._work(run) if records.ended < total else (None, 0)
         manifest = {**run.manifest, "seconds": run.manifest["seconds"] + round(time.time() - self._began, 2)}
+        if records.ended == total:
+            manifest["written"] = self._written_now(run)
         self._folder.write_manifest(manifest)
         code = signal_code or (STOPPED_EARLY if stopped else SOME_FAILED if records.failed else FINISHED)
         if records.ended < total:
@@ -257,7 +296,7 @@ class Session:
             rate_limit_wait=settings.rate_limit_wait,
             endpoint_wait=settings.endpoint_wait,
         )
-        return Summarizer(self._spec, limits, self._environ, spent=records.spent, summaries=records.summaries)
+        return Summarizer(self._spec, limits, self._environ, spent=records.spent)
 
     # --- what it leaves
 
@@ -286,6 +325,7 @@ class Session:
             strategy=self._settings.strategy,
             target_max_tokens=self._settings.target_max_tokens,
             requests=records.spent.requests,
+            errors=records.errors,
             usage=records.spent.usage,
             cost_usd=records.spent.cost_usd,
             start_time=manifest["started_at"],

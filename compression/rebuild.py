@@ -1,15 +1,16 @@
 """The new row: a region as a summary, old results masked, old units dropped, results shortened. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from compression.forms import Result, human_turn, joined, results_in, spelled, with_results
-from compression.plan import Part, Region, units
+from compression.plan import Part, Region, counted_places, joins, units, wants_notice
 from compression.shorten import shortened
-from compression.types import Counter, Policy, Turn
+from compression.types import Counter, Policy, Role, Turn
 
 MASK = "[This old result was left out.]"
 SHORTEST_RESULT = 200  # tokens that a result keeps at least
@@ -21,23 +22,23 @@ Parts = tuple[Part, ...]
 
 
 def folded(parts: Sequence[Part], region: Region, text: str, policy: Policy) -> Parts:
-    """The row with a region as a human turn of its own, or joined to the human turns beside it.
+    """The row with a region as a human turn of its own, or joined to the human turns that count as beside it.
 
-    A joined turn is guarded if one of its pieces was. Where the summary stands before a guarded text, the unit after
-    that is guarded from then on: a summary of it would have to follow the text, which stands at the end now.
+    A joined turn is guarded if one of its pieces was. A system turn in front that is folded leaves one with the notice.
     """
-    head, tail = list(parts[: region.start]), list(parts[region.end :])
-    before = [head.pop()] if head and head[-1].turn.role == "human" else []
-    after = [tail.pop(0)] if tail and tail[0].turn.role == "human" else []
+    beside = joins(parts, counted_places([part.turn for part in parts]), region.start, region.end)
     summary = Part(human_turn(text, like=parts[0].turn), guarded=False, made=True)
-    pieces = [*before, summary, *after]
+    before = [parts[place] for place in beside if place < region.start]
+    pieces = [*before, summary, *(parts[place] for place in beside if place >= region.end)]
     base = max(pieces, key=lambda piece: (piece.guarded, not piece.made))
     turn = joined([piece.turn for piece in pieces], base.turn)
     middle = Part(turn, guarded=any(piece.guarded for piece in pieces), made=True)
-    if tail and any(piece.guarded for piece in after):
-        following = units([part.turn.role for part in tail])[0]
-        tail[: following.stop] = [replace(part, guarded=True) for part in tail[: following.stop]]
-    return with_notice((*head, middle, *tail), policy)
+    gone = {*beside[1:], *range(region.start, region.end)} - {place := (beside or [region.start])[0]}
+    left = [middle if n == place else part for n, part in enumerate(parts) if n not in gone]
+    if region.start == 0 and parts[0].turn.role == "system":
+        notice = human_turn(policy.summary_notice_text.strip(), like=parts[0].turn)
+        left.insert(0, Part(joined([notice], parts[0].turn), guarded=True))
+    return with_notice(tuple(left), policy)
 
 
 def with_notice(parts: Parts, policy: Policy) -> Parts:
@@ -54,7 +55,7 @@ def lacks_notice(parts: Sequence[Part], policy: Policy) -> bool:
     """Whether a summary brings a notice with it."""
     place, notice = _system_place(parts), policy.summary_notice_text.strip()
     is_there = 0 <= place < len(parts) - 1  # the last turn stays as it is, whatever it be
-    return policy.add_summary_notice and bool(notice) and is_there and notice not in parts[place].turn.text
+    return wants_notice(policy) and is_there and notice not in parts[place].turn.text
 
 
 def _system_place(parts: Sequence[Part]) -> int:
@@ -83,7 +84,8 @@ def _masks(turn: Turn, need: int, counter: Counter) -> tuple[dict[int, str], int
     saved = 0
     for number, result in enumerate(results_in(turn)):
         gain = counter.text(spelled(result, result.text)) - counter.text(spelled(result, MASK))
-        if saved < need and gain > 0 and len(MASK) < len(result.text) and result.spelling != "fixed":
+        shorter = gain > 0 and len(MASK) < len(result.text.strip())
+        if saved < need and shorter and result.spelling != "fixed":
             notes[number] = MASK
             saved += gain
     return notes, saved
@@ -92,26 +94,43 @@ def _masks(turn: Turn, need: int, counter: Counter) -> tuple[dict[int, str], int
 def dropped(parts: Parts, tokens: Sequence[int], need: int) -> Parts:
     """The row without its oldest unguarded gpt turns and their results, until `need` tokens are saved.
 
-    Human turns stay, but where two would become neighbours: then the one before the gpt turn goes with it, or the one
-    after it. A unit that could only go at the cost of the order of roles stays. The same parts if none can go.
+    Human turns stay, but where two would become neighbours, as they stand or as strict templates count: then the one
+    before the gpt turn goes with it, or the one after it. A unit that could only go at the cost of the order of roles
+    stays. The same parts if none can go.
     """
     left = units([part.turn.role for part in parts])
+    counted = frozenset(counted_places([part.turn for part in parts]))
     place = 0
     while need > 0 and place < len(left):
-        going = _going_with(parts, left, place)
+        going = _going_with(parts, left, place, counted)
         need -= sum(tokens[n] for unit in left[going.start : going.stop] for n in unit)
         del left[going.start : going.stop]
         place = going.start if going else place + 1
     return tuple(parts[n] for unit in left for n in unit)
 
 
-def _going_with(parts: Parts, left: Sequence[range], place: int) -> range:
+def _going_with(parts: Parts, left: Sequence[range], place: int, counted: Container[int]) -> range:
     """Numbers of the units that go if the one at `place` does: it alone, or with one human turn; empty if it stays."""
-    if parts[left[place].start].turn.role in ("gpt", "tool"):
-        for going in (range(place, place + 1), range(place - 1, place + 1), range(place, place + 2)):
-            if going.start >= 0 and going.stop < len(left) and _can_go(parts, left, going, place):
-                return going
-    return range(0)
+    if parts[left[place].start].turn.role not in ("gpt", "tool"):
+        return range(0)
+    ways = (range(place, place + 1), range(place - 1, place + 1), range(place, place + 2))
+    inside = (going for going in ways if going.start >= 0 and going.stop < len(left))
+    can_go = (going for going in inside if _can_go(parts, left, going, place))
+    return next((going for going in can_go if _still_alternate(parts, left, going, counted)), range(0))
+
+
+def _still_alternate(parts: Parts, left: Sequence[range], going: range, counted: Container[int]) -> bool:
+    """Whether the counted turns on both sides of the units that go are of two roles, if they all took turns before."""
+
+    def roles(found: Iterable[range]) -> Iterator[Role]:
+        return (parts[n].turn.role for unit in found for n in unit if n in counted)
+
+    gone = list(roles(left[going.start : going.stop]))
+    if not gone:
+        return True
+    before = next(roles(reversed(left[: going.start])), "gpt")  # a human turn comes first
+    after = next(roles(left[going.stop :]), None)
+    return before != after or any(one == two for one, two in pairwise([before, *gone, after]))
 
 
 def _can_go(parts: Parts, left: Sequence[range], going: range, place: int) -> bool:
@@ -134,14 +153,14 @@ class _Item(Struct, frozen=True):
 
 def shortenable(parts: Sequence[Part], counter: Counter) -> int:
     """About how many tokens the results of guarded turns can lose; the others' turns may go as a whole."""
-    items = _items([part for part in parts if part.guarded], counter)
+    items = _items([part for part in parts[:-1] if part.guarded], counter)
     return sum(max(0, item.tokens - SHORTEST_RESULT) for item in items)
 
 
 def with_shorter_results(parts: Parts, excess: int, counter: Counter) -> Parts:
     """The row with its longest results cut to one common length, so that about `excess` tokens go; none below the
-    shortest that a result may be."""
-    items = _items(parts, counter)
+    shortest that a result may be, and none of the last turn."""
+    items = _items(parts[:-1], counter)
     level = _level([item.tokens for item in items], excess)
     changed = list(parts)
     for place in {item.place: None for item in items if item.tokens > level}:

@@ -27,11 +27,12 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class DryRun(Struct, frozen=True, kw_only=True):
-    """What a run would do. `requests` are the first of each row: a long one may need more. `cost_usd` is -1 where no
-    price is known."""
+    """What a run would do. `done` of the `rows` have their end, all else is of the others. `requests` are the first of
+    each row: a long one may need more. `cost_usd` is -1 where no price is known."""
 
     files: int
     rows: int
+    done: int
     tokens: int
     over_target: int
     out_of_reach: int  # of these, rows that cannot be brought to the target
@@ -64,9 +65,10 @@ def _dry_run_lines(told: DryRun) -> list[str]:
         f"{counted(told.requests, 'model call')} at least, {count_text(told.input_tokens)} tokens in,"
         f" {count_text(told.output_tokens)} out, {cost}"
     )
+    done = f"{told.done} are done, the others have " if told.done else ""
     return [
         "Dry run: no model was called, nothing was written",
-        f"  rows       {told.rows} in {counted(told.files, 'file')}, {told.tokens:,} tokens by {told.tokenizer}",
+        f"  rows       {told.rows} in {counted(told.files, 'file')}, {done}{told.tokens:,} tokens by {told.tokenizer}",
         f"  over       {told.over_target} are over {told.target_max_tokens:,} tokens{lost}",
         *([f"  failed     {counted(told.failed, 'row')} cannot be read or counted"] if told.failed else []),
         f"  strategy   {told.strategy}" + (f" with {told.model}" if told.model and told.strategy == "summary" else ""),
@@ -100,15 +102,10 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _facts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rows, tokens = metrics["summary"], metrics["tokens"]
-    states = {
-        "compressed": rows["trajectories_compressed"],
-        "within the target": rows["trajectories_skipped_under_target"],
-        "still over it": rows["trajectories_still_over_limit"],
-        "failed": rows["trajectories_failed"],
-        "left out": rows["trajectories_left_out"],
-    }
-    yield "rows", f"{rows['total_trajectories']}: " + ", ".join(f"{count} {name}" for name, count in states.items())
-    yield "tokens", f"{_change(tokens)} ({tokens['overall_compression_ratio']:.1%}), {metrics['tokenizer']}"
+    states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in metrics["states"].items())
+    yield "rows", f"{rows['total_trajectories']}: {states}"
+    counter = f", {metrics['tokenizer']}" if metrics["tokenizer"] else ""
+    yield "tokens", f"{_change(tokens)} ({tokens['overall_compression_ratio']:.1%}){counter}"
     yield "turns", _change(metrics["turns"])
     if rows["trajectories_compressed"]:
         yield "ratio", _spread(metrics["compression_ratios"], "{:.3f}")

@@ -22,7 +22,7 @@ from compression.crew import Crew
 from compression.inputs import Scanned, Source, drawn, rows, sample_size
 from compression.settings import CompressorSettings, policy_of
 from compression.steps import unchanged
-from compression.store import Ended, Paid, Records, RowKey, WorkFolder, record_line
+from compression.store import Ended, JournalReader, Paid, Records, RowKey, WorkFolder, record_line
 from compression.summarizer import Summarizer, Summary
 from compression.types import Ask, Done, Rejected, Step
 
@@ -182,13 +182,14 @@ def changed_since(source: Source) -> RunStopped:
 # --- the work
 
 
-class _Asking(Struct, kw_only=True):
-    """What asking for a row's summaries has brought and cost."""
+class Asking(Struct, kw_only=True):
+    """What asking for a row's summaries has brought and cost. The last of the summaries may still be refused."""
 
     summaries: list[str] = []
     requests: int = 0
     errors: int = 0
-    refused: int = 0  # since the last one that was taken
+    tried: int = 0  # tries of answers refused since the last one that was taken
+    tried_for_last: int = 0  # tries that led to the last of the summaries
     model: str = ""
     untold: Spend = NO_SPEND  # that no Paid tells of
     seconds: float = 0.0
@@ -196,12 +197,14 @@ class _Asking(Struct, kw_only=True):
     def took(self, summary: Paid) -> None:
         """Counts one more summary."""
         self.requests += summary.spend.requests
-        self.errors += summary.spend.requests - (not summary.problem)
-        self.model = summary.model
+        self.errors += summary.errors
+        self.model = summary.model or self.model
+        if summary.withdraws:
+            del self.summaries[-1:]
         if summary.problem:
-            self.refused += 1
+            self.tried += summary.tries
         else:
-            self.refused = 0
+            self.tried, self.tried_for_last = 0, self.tried + summary.tries
             self.summaries.append(summary.text)
 
     def lost(self, spend: Spend) -> None:
@@ -209,6 +212,16 @@ class _Asking(Struct, kw_only=True):
         self.requests += spend.requests
         self.errors += spend.requests
         self.untold += spend
+
+
+def asked_so_far(job: Job, records: Records, reader: JournalReader) -> Asking:
+    """What earlier invocations paid for, of a row without an end."""
+    asking = Asking()
+    for place in records.paid(job.key):
+        found = reader.read(place)
+        if isinstance(found, Paid) and found.sha == line_sha(job.line):
+            asking.took(found)
+    return asking
 
 
 class Compression:
@@ -278,26 +291,17 @@ class Compression:
             raise _first_of(several) from None
 
     async def _begin(self, group: asyncio.TaskGroup, jobs: Sequence[Job]) -> None:
-        asking = [self._asked_so_far(job) for job in jobs]
+        asking = [asked_so_far(job, self._records, self._reader) for job in jobs]
         items = [(job.line, tuple(each.summaries)) for job, each in zip(jobs, asking, strict=True)]
         for job, each, step in zip(jobs, asking, await self._crew.advance(items), strict=True):
             group.create_task(self._row(job, each, step))
 
-    def _asked_so_far(self, job: Job) -> _Asking:
-        """What earlier invocations paid for."""
-        asking = _Asking()
-        for place in self._records.paid(job.key):
-            record = self._reader.read(place)
-            if isinstance(record, Paid) and record.sha == line_sha(job.line):
-                asking.took(record)
-        return asking
-
     # --- one row
 
-    async def _row(self, job: Job, asking: _Asking, step: Step) -> None:
+    async def _row(self, job: Job, asking: Asking, step: Step) -> None:
         try:
-            if isinstance(step, Rejected):  # of a summary that was good enough for an earlier version
-                asking.summaries.clear()
+            while isinstance(step, Rejected):  # the last summary was not judged yet, or by another version
+                await self._withdraw(job, asking, step.problem)
                 step = await self._step(job, asking)
             done = await self._to_its_end(job, asking, step)
             if done:
@@ -305,42 +309,50 @@ class Compression:
         finally:
             self._stream.room.leave(len(job.line))
 
-    async def _step(self, job: Job, asking: _Asking, *more: str) -> Step:
-        (step,) = await self._crew.advance([(job.line, (*asking.summaries, *more))])
+    async def _step(self, job: Job, asking: Asking) -> Step:
+        (step,) = await self._crew.advance([(job.line, tuple(asking.summaries))], first=True)
         return step
 
-    async def _to_its_end(self, job: Job, asking: _Asking, step: Step) -> Done | None:
+    async def _to_its_end(self, job: Job, asking: Asking, step: Step) -> Done | None:
         """None: it was interrupted."""
         while isinstance(step, Ask):
             try:
                 summary = await self._summary(job, asking, step)
             except (ModelError, RunStopped) as error:
+                if isinstance(error, RunStopped) and self.signal_code:
+                    if error.spend.requests:  # they count, their tries do not
+                        await self._take(job, asking, Paid(problem="interrupted", spend=error.spend, tries=0))
+                    return None
                 asking.lost(error.spend)
-                interrupted = isinstance(error, RunStopped) and self.signal_code
-                return None if interrupted else unchanged(job.line, step.metrics, str(error))
-            after = await self._step(job, asking, summary.text)
+                return unchanged(job.line, step.metrics, str(error))
+            paid = Paid(text=summary.text, model=summary.model, spend=summary.spend, tries=summary.tries)
+            await self._take(job, asking, paid)  # before all else: whoever counts may be busy for long
+            after = await self._step(job, asking)
             problem = after.problem if isinstance(after, Rejected) else ""
-            paid = Paid(
-                file=job.key.file,
-                row=job.key.row,
-                sha=line_sha(job.line),
-                text="" if problem else summary.text,
-                problem=problem,
-                model=summary.model,
-                spend=summary.spend,
-            )
-            asking.took(paid)
-            if isinstance(after, Done):
-                asking.untold += summary.spend
-            else:
-                await self._write(paid)
-            if asking.refused >= self._settings.max_retries:
+            self._judged(problem)
+            if problem:
+                await self._withdraw(job, asking, problem)
+            if asking.tried >= self._settings.max_retries:
                 return unchanged(job.line, step.metrics, problem)
             step = step if problem else after
         assert isinstance(step, Done)
         return step
 
-    async def _summary(self, job: Job, asking: _Asking, ask: Ask) -> Summary:
+    async def _take(self, job: Job, asking: Asking, paid: Paid) -> None:
+        paid = structs.replace(paid, file=job.key.file, row=job.key.row, sha=line_sha(job.line))
+        await self._write(paid)
+        asking.took(paid)
+
+    async def _withdraw(self, job: Job, asking: Asking, problem: str) -> None:
+        """The last summary is none."""
+        tries, asking.tried_for_last = asking.tried_for_last, 0
+        await self._take(job, asking, Paid(problem=problem, tries=tries, withdraws=True))
+
+    def _judged(self, problem: str) -> None:
+        if self._summarizer:
+            self._summarizer.judged(problem)
+
+    async def _summary(self, job: Job, asking: Asking, ask: Ask) -> Summary:
         assert self._summarizer is not None, "no strategy but summary asks"
         self._asking += 1
         try:
@@ -348,13 +360,14 @@ class Compression:
                 ask,
                 row_key=f"{job.key.file}:{job.key.row}",
                 remaining=self._settings.per_trajectory_timeout - asking.seconds,
+                tried=asking.tried,
             )
         finally:
             self._asking -= 1
         asking.seconds += summary.seconds
         return summary
 
-    async def _end(self, job: Job, asking: _Asking, done: Done) -> None:
+    async def _end(self, job: Job, asking: Asking, done: Done) -> None:
         metrics = structs.replace(
             done.metrics,
             summarization_api_calls=asking.requests,
@@ -369,6 +382,7 @@ class Compression:
                 sha=line_sha(job.line),
                 metrics=metrics,
                 spend=asking.untold,
+                errors=asking.untold.requests,
                 line=Raw(line),
             )
         )

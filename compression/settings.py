@@ -52,7 +52,9 @@ class CompressorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
     save_over_limit: Annotated[
         bool,
         about(
-            INPUT, "keep rows that are over the target even so; off: leave them out", place="processing.save_over_limit"
+            INPUT,
+            "keep rows that cannot be brought to the target; off: leave them out",
+            place="processing.save_over_limit",
         ),
     ] = True
     sample_percent: Annotated[
@@ -71,7 +73,12 @@ class CompressorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
         ),
     ] = "cl100k_base"
     trust_remote_code: Annotated[
-        bool, about(COUNTING, "not supported: a tokenizer's own code is never run", place="tokenizer.trust_remote_code")
+        bool,
+        about(
+            COUNTING,
+            "accepted, and never made use of: a tokenizer's own code is not run",
+            place="tokenizer.trust_remote_code",
+        ),
     ] = False
     chat_template: Annotated[
         str,
@@ -279,8 +286,10 @@ def _check(settings: CompressorSettings) -> None:
     _refuse(not settings.input, "no trajectories: give --input RUN_DIRECTORY, FILE, GLOB or -")
     _refuse(settings.output == "-", "output: expected a file or a directory, not -")
     _refuse("/" in settings.output_suffix, f"output_suffix: expected part of a name, got {settings.output_suffix!r}")
-    code = "trust_remote_code: not supported: name an encoding of tiktoken, or a tokenizer that has a tokenizer.json"
-    _refuse(settings.trust_remote_code, code)
+    _refuse(
+        bool(settings.output_file) and Path(settings.output_file).name != settings.output_file,
+        f"output_file: expected a name, got {settings.output_file!r}",
+    )
     needless = settings.dry_run or settings.strategy != "summary"
     _refuse(not settings.summarization_model and not needless, "no model: give --summarization_model NAME")
     _check_sizes(settings)

@@ -88,7 +88,7 @@ def _read(line: bytes, fields: dict[str, bytes], policy: Policy, counter: Counte
         reading = forms.read(fields)
         count = counter.row(reading.turns) if reading and reading.turns else Count(0, ())
     except ValueError as problem:
-        return unchanged(line, blank, str(problem))
+        return unchanged(line, _as_unread(blank, forms.texts(fields), policy, counter), str(problem))
     if reading is None:
         return Done(line=line, metrics=blank)
     metrics = _as_read(blank, reading.turns, count, policy)
@@ -110,6 +110,13 @@ def _as_read(blank: RowMetrics, turns: Sequence[Turn], count: Count, policy: Pol
         tool_calls_before=calls,
         tool_calls_after=calls,
     )
+
+
+def _as_unread(blank: RowMetrics, texts: Sequence[str], policy: Policy, counter: Counter) -> RowMetrics:
+    """Of a row with turns that cannot be read, or that the template refuses: its texts alone."""
+    total = sum(map(counter.text, texts))
+    over = total > policy.target_max_tokens
+    return replace(blank, original_tokens=total, original_turns=len(texts), still_over_limit=over)
 
 
 def _step(way: _Way, summaries: Sequence[str]) -> Step:

@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 from agent.types import NO_SPEND, Spend
 from batch.journal import JournalWriter, Mended, disk_stop, mend_tail
 from batch.store import OwnedFolder, RowFiles, indented, is_writable, replace_file, replacing
-from compression.inputs import ENDINGS, Inputs, Source
+from compression.inputs import ENDINGS, MANIFEST, STDIN, WORK, Inputs, Source, is_glob
 from compression.types import RowMetrics
 from tools.errors import UsageProblem
 
@@ -43,18 +43,24 @@ class Places(Struct, frozen=True, kw_only=True):
     targets: tuple[Target, ...]
     metrics: Path
 
+    def name(self, path: Path) -> str:
+        """Of one of them: its place beside the work folder."""
+        return str(path.relative_to(self.root.parent))
+
 
 def work_path(root: Path) -> Path:
     """The work folder of an output."""
-    return root.with_name(root.name + ".work")
+    return root.with_name(root.name + WORK)
 
 
 def root_of(given: str, output: str, suffix: str) -> Path:
     """The output as a whole, by the words of the command line alone: known before any input is read."""
     if output:
         return Path(output)
-    if given == "-" or not Path(given).exists():
+    if given == STDIN or is_glob(given):
         raise UsageProblem(f"input {given}: give --output, there is no one name to make it from")
+    if not Path(given).exists():
+        raise UsageProblem(f"input {given} does not exist")
     path = Path(given)
     if path.is_dir():
         path = path.resolve() if path.name in ("", "..") else path
@@ -63,16 +69,18 @@ def root_of(given: str, output: str, suffix: str) -> Path:
     return path.with_name(stem + suffix + ending)
 
 
-def places_of(inputs: Inputs, root: Path, metrics_name: str, *, is_folder: bool = False) -> Places:
+def places_of(inputs: Inputs, root: Path, metrics_name: str, *, is_folder: bool = False, plot: str = "") -> Places:
     """Where everything goes; `is_folder`: the output was asked for as a directory. UsageProblem where an output would
-    be one of the inputs, now or the next time, or stand in another's place."""
+    be one of the inputs, now or the next time, or stand in another's place; `plot` is one, too."""
     if is_folder or _is_folder(inputs, root):
         targets = tuple(Target(source=each, path=root / "".join(_split(each.name))) for each in inputs.sources)
         metrics = root / (metrics_name or METRICS_FILE)
     else:
         targets = (Target(source=inputs.sources[0], path=root),)
         metrics = root.with_name(metrics_name or f"{_split(root.name)[0]}_metrics.json")
-    _check_places(inputs, [*(each.path for each in targets), metrics])
+    paths = [*(each.path for each in targets), metrics]
+    _check_next_time(inputs, paths)
+    _check_places(inputs, [*paths, *([Path(plot)] if plot else [])])
     return Places(root=root, targets=targets, metrics=metrics)
 
 
@@ -90,17 +98,22 @@ def _is_folder(inputs: Inputs, root: Path) -> bool:
 def _split(name: str) -> tuple[str, str]:
     """x.jsonl.gz -> x, .jsonl.gz; what ends otherwise becomes JSONL."""
     ending = next((each for each in ENDINGS if name.endswith(each)), "")
-    return (name.removesuffix(ending), ending) if ending else (Path(name).stem, ".jsonl")
+    return (name.removesuffix(ending), ending) if ending else (str(Path(name).with_suffix("")), ".jsonl")
+
+
+def _check_next_time(inputs: Inputs, paths: Sequence[Path]) -> None:
+    for path in paths:
+        if inputs.takes_all and path.parent.exists() and path.parent.samefile(inputs.takes_all):
+            raise UsageProblem(f"output {path} would be one of the inputs the next time; choose another directory")
 
 
 def _check_places(inputs: Inputs, paths: Sequence[Path]) -> None:
     taken: set[Path] = set()
     for path in paths:
-        if path in taken:
+        place = path.parent.resolve() / path.name
+        if place in taken:
             raise UsageProblem(f"output {path}: two files would have this name")
-        taken.add(path)
-        if inputs.takes_all and path.parent.exists() and path.parent.samefile(inputs.takes_all):
-            raise UsageProblem(f"output {path} would be one of the inputs the next time; choose another directory")
+        taken.add(place)
         for source in inputs.sources:
             if path.exists() and source.path.exists() and path.samefile(source.path):
                 raise UsageProblem(f"output {path} is an input: it would be overwritten; choose another output")
@@ -119,26 +132,36 @@ class RowKey(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag="row"):
-    """A row that has its end. `line` is empty where the row is as it was; `spend` is what no Paid has told."""
+    """A row that has its end. `line` is empty where the row is as it was; `spend` is what no Paid has told, `errors`
+    those of its requests that brought nothing."""
 
     file: int
     row: int
     sha: str
     metrics: RowMetrics
     spend: Spend = NO_SPEND
+    errors: int = 0
     line: Raw = Raw()
 
 
 class Paid(Struct, frozen=True, kw_only=True, tag="summary", omit_defaults=True):
-    """A summary that was paid for, of a row without an end: taken, or refused because of `problem`."""
+    """What was paid for of a row without an end: a summary that was had after so many `tries`, or none because of
+    `problem`. One that `withdraws` says that the summary before it is none, and counts its tries."""
 
-    file: int
-    row: int
-    sha: str
+    file: int = 0
+    row: int = 0
+    sha: str = ""
     text: str = ""
     problem: str = ""
     model: str = ""
     spend: Spend = NO_SPEND
+    tries: int = 1
+    withdraws: bool = False
+
+    @property
+    def errors(self) -> int:
+        """Requests that brought nothing."""
+        return self.spend.requests - (not self.problem) + self.withdraws
 
 
 Record = Ended | Paid
@@ -155,6 +178,8 @@ def record_line(record: Record) -> bytes:
     told["metrics"] = {name: value for name, value in metrics.items() if value != _USUAL[name]}
     if record.spend != NO_SPEND:
         told["spend"] = record.spend
+    if record.errors:
+        told["errors"] = record.errors
     if bytes(record.line):
         told["line"] = record.line
     return msgspec.json.encode(told) + b"\n"
@@ -168,7 +193,7 @@ class Records:
         self._taken: dict[RowKey, list[int]] = {}  # places of summaries, of rows without a good end
         self._refused: dict[RowKey, list[int]] = {}  # of rows without any end
         self.spent = NO_SPEND
-        self.summaries = 0
+        self.errors = 0  # of the requests, those that brought nothing
         self.ended = 0
         self.failed = 0
         self.foreign = 0
@@ -185,9 +210,11 @@ class Records:
         """A record that stands there."""
         key = RowKey(record.file, record.row)
         self.spent += record.spend
+        self.errors += record.errors
         if isinstance(record, Paid):
-            self.summaries += 1
             (self._refused if record.problem else self._taken).setdefault(key, []).append(offset)
+            if record.withdraws and self._taken.get(key):
+                self._refused[key].append(self._taken[key].pop())
             return
         self._forget(key)
         self._ends[key.file][key.row] = (offset + 1) << 1 | record.metrics.failed
@@ -221,7 +248,7 @@ class WorkFolder(OwnedFolder):
     def __init__(self, path: Path) -> None:
         self.journal_path = path / JOURNAL
         super().__init__(path, self.journal_path)
-        self.manifest_path = path / "run.json"
+        self.manifest_path = path / MANIFEST
         self.spool_path = path / "stdin.jsonl"
         self.new_spool_path = path / "stdin.jsonl.new"  # until it is known to be good
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -37,6 +38,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     spend: Spend
     model: str
     seconds: float = 0.0
+    tries: int = 1  # requests, but for those that a rate limit or a lost endpoint sent back
 
 
 class SummaryLimits(Struct, frozen=True, kw_only=True):
@@ -98,30 +100,27 @@ class Summarizer:
         environ: Mapping[str, str],
         *,
         spent: Spend = NO_SPEND,
-        summaries: int = 0,
         rng: random.Random | None = None,
     ) -> None:
-        """`environ` holds the keys. `spent` on so many `summaries` is what earlier invocations count in the budget.
-        Raises UsageProblem."""
+        """`environ` holds the keys. `spent` is what earlier invocations count in the budget. Raises UsageProblem."""
         _check_price(spec, limits)
         self._limits = limits
+        self._spec = spec
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._gate = RunGate(
             spec.keys,
             limits.concurrency,
             rpm=limits.rpm,
             tpm=limits.tpm,
-            max_cost=limits.max_cost,
-            max_total_tokens=limits.max_total_tokens,
             rate_limit_wait=limits.rate_limit_wait,
             endpoint_wait=limits.endpoint_wait,
             spent=spent,
-            ended_rows=summaries,
         )
         self._model = open_model(spec, self._gate, environ)
         self.redactor = redactor_for(spec, environ)[0]
-        self._running = 0
         self._failures = 0
+        self._under_way: list[Spend] = []  # the most that each try can cost
+        self._freed = asyncio.Event()
         self._out_of_budget: RunStopped | None = None
 
     async def __aenter__(self) -> Self:
@@ -156,9 +155,17 @@ class Summarizer:
     def stop(self, reason: str, message: str) -> None:
         """No further request is sent; those under way may end."""
         self._gate.stop(reason, message)
+        self._freed.set()
 
-    async def summarize(self, ask: Ask, *, row_key: str, remaining: float) -> Summary:
-        """The summary, within so many seconds; waiting for a rate limit does not count.
+    def judged(self, problem: str) -> None:
+        """What became of a summary: it was taken, or refused because of a problem, which counts as a failure."""
+        self._failures = self._failures + 1 if problem else 0
+        if self._failures >= FAILURES:
+            self.stop("row_faults", f"{FAILURES} summaries in a row could not be had, the last for: {problem}")
+
+    async def summarize(self, ask: Ask, *, row_key: str, remaining: float, tried: int = 0) -> Summary:
+        """The summary, within so many seconds; waiting for a rate limit or for room in the budget does not count.
+        `tried`: tries that went into answers which were refused; of one more summary at least one is made.
 
         Raises ModelError, if this one cannot be had, and RunStopped, if no further one can: each with what the tries
         cost and with a text that holds no secret.
@@ -166,22 +173,13 @@ class Summarizer:
         self._check_stopped()
         if remaining <= 0:
             raise ModelError("no time is left for a summary", reason="timeout")
-        call = _Call(ask, row_key, remaining)
-        self._running += 1
         try:
-            summary = await self._in_time(call)
+            return await self._in_time(_Call(ask, row_key, remaining, tried))
         except ModelError as error:
-            self._count(call, error)
+            self.judged(str(error))
             raise
-        finally:
-            self._running -= 1
-        self._count(call, None)
-        return summary
 
     def _check_stopped(self) -> None:
-        """The budget leaves room for those under way, each taken to cost the mean of those ended."""
-        if self.stopped is None and not self._gate.may_start_row(self._running):
-            self._out_of_budget = RunStopped("budget", "the budget has no room for another summary")
         if self.stopped is not None:
             raise RunStopped(self.stopped.reason, self.redactor.text(clean(self.stopped.message)))
 
@@ -197,9 +195,9 @@ class Summarizer:
             raise RunStopped(stop.reason, self.redactor.text(clean(stop.message)), call.spend) from stop
 
     async def _tries(self, call: "_Call") -> Summary:
-        tries = 0
         while True:
-            tries += 1
+            call.tries += 1
+            tries = call.tried + call.tries
             try:
                 reply = await self._reply(call)
             except ModelError as error:
@@ -209,12 +207,13 @@ class Summarizer:
                 await asyncio.sleep(pause)
             else:
                 text = as_turn_text(self.redactor.text(clean(reply.content)))
-                return Summary(text=text, spend=call.spend, model=reply.model, seconds=call.seconds)
+                return Summary(text=text, spend=call.spend, model=reply.model, seconds=call.seconds, tries=call.tries)
 
     async def _reply(self, call: "_Call") -> Reply:
         """One try. A reply that is no summary is a ModelError too."""
         try:
-            reply = await self._model.reply(call.request())
+            async with self._room_for(call):
+                reply = await self._model.reply(call.request())
         except (ModelError, RunStopped) as error:
             call.book(error.spend)
             raise
@@ -223,21 +222,50 @@ class Summarizer:
             raise problem
         return reply
 
+    @asynccontextmanager
+    async def _room_for(self, call: "_Call") -> AsyncIterator[None]:
+        """Waits until the budget has room for the dearest that a try can be, beside all that are under way. RunStopped
+        once none of them could make room any more."""
+        most = self._most(call.ask)
+        with call.clock.paused():
+            while self._is_too_much(most):
+                if not self._under_way:
+                    self._out_of_budget = RunStopped("budget", "the budget has no room for another summary")
+                self._check_stopped()
+                self._freed.clear()
+                await self._freed.wait()
+        self._under_way.append(most)
+        try:
+            yield
+        finally:
+            self._under_way.remove(most)
+            self._freed.set()
+
+    def _most(self, ask: Ask) -> Spend:
+        usage = Usage(input_tokens=ask.prompt_tokens, output_tokens=ask.max_tokens)
+        usage = msgspec.structs.replace(usage, total_tokens=ask.prompt_tokens + ask.max_tokens)
+        return Spend(usage=usage, cost_usd=max(_cost(usage, name, self._spec) or 0.0 for name in _names(self._spec)))
+
+    def _is_too_much(self, more: Spend) -> bool:
+        limits = self._limits
+        if limits.max_cost is None and limits.max_total_tokens is None:
+            return False
+        total = sum(self._under_way, self.spent + more)
+        too_dear = limits.max_cost is not None and total.cost_usd > limits.max_cost
+        return too_dear or (limits.max_total_tokens is not None and total.usage.total_tokens > limits.max_total_tokens)
+
     def _pause(self, tries: int, asked: float) -> float:
         longest = min(LONGEST_PAUSE, self._limits.retry_delay * 2.0 ** (tries - 1))
         return max(asked, longest * self._rng.uniform(0.5, 1.0))
-
-    def _count(self, call: "_Call", error: ModelError | None) -> None:
-        self._gate.row_ended(call.spend, completed=error is None, row_fault=False)
-        self._failures = self._failures + 1 if error else 0
-        if self._failures >= FAILURES:
-            self.stop("row_faults", f"{FAILURES} summaries in a row could not be had, the last for: {error}")
 
 
 class _Call:
     """One summary on its way: its time and what it has cost."""
 
-    def __init__(self, ask: Ask, row_key: str, remaining: float) -> None:
+    def __init__(self, ask: Ask, row_key: str, remaining: float, tried: int) -> None:
+        self.ask = ask
+        self.tried = tried
+        self.tries = 0
         self._message = Message(role="user", content=ask.prompt)
         self._row_key = row_key
         self._given = remaining
@@ -268,9 +296,18 @@ class _Call:
 def _check_price(spec: ModelSpec, limits: SummaryLimits) -> None:
     if limits.max_cost is None:
         return
-    for name in [target.model for target in spec.targets] or [spec.model]:
-        if cost(Usage(), name, spec.options.price_in, spec.options.price_out) is None:
+    for name in _names(spec):
+        if _cost(Usage(), name, spec) is None:
             raise UsageProblem(f"max_cost: the price of {name} is not known; give --price_in and --price_out")
+
+
+def _names(spec: ModelSpec) -> list[str]:
+    """Of the models that may be asked."""
+    return [target.model for target in spec.targets] or [spec.model]
+
+
+def _cost(usage: Usage, name: str, spec: ModelSpec) -> float | None:
+    return cost(usage, name, spec.options.price_in, spec.options.price_out)
 
 
 def _problem_of(reply: Reply) -> ModelError | None:

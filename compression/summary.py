@@ -12,12 +12,17 @@ WINDOW_MARGIN = 10  # a tenth of the window stays free: the summarizer counts wi
 SHORTEST_TURN = 24  # tokens that a turn keeps at least, the note on what is left out among them
 
 _PREFIXES = re.compile(r"(?:[\s*#_]*\[CONTEXT SUMMARY\][*_]*:?[*_]*\s*)+", re.IGNORECASE)
-_TAG = re.compile(r"</?(?:think|tools|tool_call|tool_response)\b[^<>]{0,100}>?", re.IGNORECASE)
+_TAG = re.compile(  # ours and other models', and control tokens
+    r"<\s*/?\s*(?:(?:think|tools|tool_calls?|tool_responses?|function_calls?)\b|function\s*=)[^<>]{0,100}>?"
+    r"|\[/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|INST)\]"
+    r"|<[|\uff5c][^<>\n]{1,100}[|\uff5c]>",
+    re.IGNORECASE,
+)
 _SPECIAL = re.compile(r"<(?=[|\uff5c])")  # <|im_end|>, and DeepSeek's with the wide bar
 
 _INSTRUCTIONS = """\
 Below stands a part of a longer conversation: a user (HUMAN), an assistant (GPT) that works with tools, and what the \
-tools returned (TOOL). Your summary will stand in its place, and the conversation goes on after it: keep everything \
+tools returned (TOOL). Your summary will replace it, and the conversation goes on after it: keep everything \
 that later turns may rely on.
 
 Give a neutral account, in the third person and in the order of events, of

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 from agent import row, trajectory
 from compression.forms import is_from_value, results_in
-from compression.plan import protected, units
+from compression.plan import counted_places, protected, units
 from compression.types import Policy, Turn
 
 _OUT_OF_PLACE = "a turn stands where another role belongs"
+_MISPLACED = re.compile(" stands where |^no system and human turn in front")
 
 
 def problems(before: Sequence[Turn], after: Sequence[Turn], policy: Policy | None = None) -> list[str]:
@@ -21,30 +22,57 @@ def problems(before: Sequence[Turn], after: Sequence[Turn], policy: Policy | Non
     policy = policy or Policy()
     if not before or not after:
         return ["nothing is left"] if before else []
-    found = [*_system(before, after, policy), *_neighbours(before, after), *_calls(before, after)]
-    found += [*_protected(before, after, policy), *_last(before[-1], after[-1], policy)]
+    found = [*_system(before, after, policy), *_neighbours(before, after), *_alternation(before, after)]
+    found += [*_calls(before, after), *_protected(before, after, policy), *_last(before[-1], after[-1])]
     return found + (list(_format(before, after, policy)) if is_from_value(before[0]) else [])
 
 
 def _system(before: Sequence[Turn], after: Sequence[Turn], policy: Policy) -> Iterator[str]:
-    if policy.first_system and before[0].role == "system" and after[0].role != "system":
+    if before[0].role == "system" and after[0].role != "system":
         yield "the system turn is not the first"
     told = [[turn.text for turn in turns if turn.role == "system"] for turns in (before, after)]
     if len(told[1]) > len(told[0]):
         yield "there are more system turns than before"
     notice = policy.summary_notice_text.strip()
+    if before[0].role == "system" and not after[0].text.startswith(before[0].text) and after[0].text != notice:
+        yield "the system turn has changed"
+    if _spoken_to(after) > _spoken_to(before):
+        yield "a human turn stands right before a system turn"
     if notice and "\n".join(told[1]).count(notice) > max(1, "\n".join(told[0]).count(notice)):
         yield "the notice stands there more than once"
 
 
+def _spoken_to(turns: Sequence[Turn]) -> int:
+    return sum(one.role == "human" and two.role == "system" for one, two in pairwise(turns))
+
+
 def _neighbours(before: Sequence[Turn], after: Sequence[Turn]) -> Iterator[str]:
-    """Two of one role side by side, where no two such turns were. Results are told by their calls."""
+    """Two of one role side by side, where no two such turns were; two human ones also with but a system turn between.
+    Results are told by their calls."""
+    yield from _twins(before, after)
+    if any(turn.role == "system" for turn in after[1:]):
+        spoken = [[turn for turn in turns if turn.role != "system"] for turns in (before, after)]
+        yield from (each for each in _twins(*spoken) if each.endswith("human"))
+
+
+def _twins(before: Sequence[Turn], after: Sequence[Turn]) -> Iterator[str]:
     were = [(a, b) for a, b in pairwise(before) if a.role == b.role]
     for place, (one, two) in enumerate(pairwise(after)):
         if one.role == two.role and not any(
             one.role == a.role and (a.role == "tool" or (a.text in one.text and b.text in two.text)) for a, b in were
         ):
             yield f"turns {place} and {place + 1} are both {one.role}"
+
+
+def _alternation(before: Sequence[Turn], after: Sequence[Turn]) -> Iterator[str]:
+    """What strict chat templates refuse: of human turns and gpt turns without calls, human first, two of one role."""
+    if _clashes(after) > _clashes(before):
+        yield "user and assistant turns do not alternate as before"
+
+
+def _clashes(turns: Sequence[Turn]) -> int:
+    roles = [turns[place].role for place in counted_places(turns)]
+    return sum(one == two for one, two in pairwise(["gpt", *roles]))
 
 
 def _calls(before: Sequence[Turn], after: Sequence[Turn]) -> Iterator[str]:
@@ -69,7 +97,7 @@ def _exchanges(turns: Sequence[Turn]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _protected(before: Sequence[Turn], after: Sequence[Turn], policy: Policy) -> Iterator[str]:
-    """Each stands there, in order. Only a human turn may hold two of them: at its start and at its end."""
+    """Each stands there, in order. Only a human turn may hold two of them."""
     place = 0
     for number in sorted(protected(before, policy)):
         turn = before[number]
@@ -85,7 +113,7 @@ def _holds(turn: Turn, text_of: Turn, policy: Policy) -> bool:
     if turn.role != role:
         return False
     if role == "human":
-        return turn.text.startswith(text) or turn.text.endswith(text)
+        return not text or f"\n\n{text}\n\n" in f"\n\n{turn.text}\n\n"
     if role == "system":
         return turn.text.startswith(text)
     return turn.text == text or (role == "tool" and policy.shorten_turns and _names(turn) == _names(text_of))
@@ -95,16 +123,15 @@ def _names(turn: Turn) -> list[tuple[str, str]]:
     return [result.envelope for result in results_in(turn)]
 
 
-def _last(before: Turn, after: Turn, policy: Policy) -> Iterator[str]:
-    may_be_shorter = before.role == after.role == "tool" and policy.shorten_turns
-    if before.raws != after.raws and not may_be_shorter:
+def _last(before: Turn, after: Turn) -> Iterator[str]:
+    if before.raws != after.raws:
         yield "the last turn has changed"
 
 
 def _format(before: Sequence[Turn], after: Sequence[Turn], policy: Policy) -> Iterator[str]:
     """What our own format's check says of the new row and did not say of the old one, wherever it stands."""
-    if not policy.first_system and before[0].role == "system" != after[0].role:
-        after = [before[0], *after]  # it may be folded: then the rest is measured as if it were there
+    if not policy.first_system and before[0].role == "system":
+        after = [before[0], *after[1:]]  # it may be folded: then the rest is measured as if it were there
     were, are = _faults(before), _faults(after)
     if were[_OUT_OF_PLACE]:  # other turns may come to stand there
         del are[_OUT_OF_PLACE]
@@ -114,9 +141,7 @@ def _format(before: Sequence[Turn], after: Sequence[Turn], policy: Policy) -> It
 def _faults(turns: Sequence[Turn]) -> Counter[str]:
     """Faults without the place where they are and the text that they quote."""
     said = [re.sub(r"^turn \d+: ", "", problem) for problem in trajectory.validate(_rows(turns))]
-    return Counter(
-        _OUT_OF_PLACE if " stands where " in each else re.split(": | in (?!a row)", each)[0] for each in said
-    )
+    return Counter(_OUT_OF_PLACE if _MISPLACED.search(each) else re.split(": | in (?!a row)", each)[0] for each in said)
 
 
 def _rows(turns: Sequence[Turn]) -> list[row.Turn]:

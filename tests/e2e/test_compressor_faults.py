@@ -87,7 +87,8 @@ def test_without_a_summary_a_row_stays_as_it_was_and_is_tried_again(kind: str, f
         assert endpoint.stats()["requests"] == 3 * 2 + 3
     assert [each["was_compressed"] for each in metrics_of(folder / "out.jsonl")] == [True, False, True, True]
     assert not any(each["failed"] or each["error"] for each in metrics_of(folder / "out.jsonl"))
-    assert file_metrics(folder / "out_metrics.json")["summarization"]["requests"] == 9
+    told = file_metrics(folder / "out_metrics.json")["summarization"]
+    assert (told["requests"], told["total_api_calls"], told["total_errors"], told["success_rate"]) == (9, 9, 6, 0.3333)
 
 
 def test_a_summary_that_is_refused_is_asked_for_again(folder: Path) -> None:
@@ -97,6 +98,52 @@ def test_a_summary_that_is_refused_is_asked_for_again(folder: Path) -> None:
     assert code == 0, out + err
     (told,) = metrics_of(folder / "out.jsonl")
     assert (told["was_compressed"], told["summarization_api_calls"], told["summarization_errors"]) == (True, 2, 1)
+
+
+def test_failed_tries_and_refused_answers_are_counted_together(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", [row(0)])
+    rules = [{"call": [1, 1], "status": 500}, {"call": [3, 3], "status": 500}, BROKEN["tags"]]
+    with EndpointProcess(rules=rules) as endpoint:
+        flags = [flag for flag in QUICK if "max_retries" not in flag]
+        code, out, err = compress(*against(endpoint.url), *flags, "--max_retries=4", home=folder)
+        assert code == 1, out + err
+        assert endpoint.stats()["requests"] == 4
+    (told,) = metrics_of(folder / "out.jsonl")
+    assert (told["summarization_api_calls"], told["summarization_errors"]) == (4, 4)
+
+
+def test_a_summarizer_whose_answers_are_all_refused_is_asked_no_more(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", rows(40))
+    with EndpointProcess(rules=[BROKEN["tags"]]) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *QUICK, "--max_concurrent_requests=1", home=folder)
+        assert code == 3, out + err
+        assert 20 <= endpoint.stats()["requests"] < 25  # more are asked for while answers are judged
+    assert "20 summaries in a row" in out
+    assert unchanged(folder)
+
+
+def test_requests_of_an_interrupted_row_are_counted(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", [row(0)])
+    with EndpointProcess(rules=[{"call": [1, 1], "status": 500}, SAID]) as endpoint:
+        flags = [*against(endpoint.url), *SMALL, "--retry_delay=2"]
+        with Program(*flags, home=folder, script=SCRIPT) as program:
+            wait_until(lambda: endpoint.stats()["requests"] == 1)
+            program.interrupt()
+            code, out, err = program.end()
+        assert code == 130, out + err
+        assert compress(*flags, "--resume", home=folder)[0] == 0
+        assert endpoint.stats()["requests"] == 2
+    told = file_metrics(folder / "out_metrics.json")["summarization"]
+    assert (told["total_api_calls"], told["total_errors"]) == (2, 1)
+
+
+def test_rows_without_their_summary_are_not_left_out(folder: Path) -> None:
+    with EndpointProcess(rules=[{"status": 500}]) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *QUICK, "--no-save_over_limit", home=folder)
+    assert code == 1, out + err
+    assert unchanged(folder)
+    told = file_metrics(folder / "out_metrics.json")
+    assert (told["summary"]["trajectories_failed"], told["left_out"]) == (3, [])
 
 
 def test_a_long_summary_takes_a_further_pass(folder: Path) -> None:
@@ -142,13 +189,13 @@ def test_a_summarizer_that_cannot_be_reached(folder: Path) -> None:
 
 def test_a_budget(folder: Path) -> None:
     write_dataset(folder / "in.jsonl", rows(30))
-    prices = ("--price_in=1000", "--price_out=1000", "--max_concurrent_requests=1")  # 0.11 USD a summary
+    prices = ("--price_in=0", "--price_out=1000")  # 0.01 USD a summary; 0.12 if it were as long as it may be
     with EndpointProcess(rules=[SAID]) as endpoint:
-        code, out, err = compress(*against(endpoint.url), *QUICK, *prices, "--max_cost=1", home=folder)
+        code, out, err = compress(*against(endpoint.url), *QUICK, *prices, "--max_cost=0.2", home=folder)
         assert code == 3, out + err
-        assert 8 <= endpoint.stats()["requests"] <= 10
+        assert endpoint.stats()["requests"] == 9
         told = file_metrics(folder / "out_metrics.json")
-        assert told["summarization"]["cost_usd"] == pytest.approx(0.11 * endpoint.stats()["requests"])
+        assert told["summarization"]["cost_usd"] == pytest.approx(0.09)
         assert told["summary"]["trajectories_compressed"] == endpoint.stats()["requests"]
         code, out, err = compress(*against(endpoint.url), *QUICK, *prices, "--max_cost=100", "--resume", home=folder)
         assert code == 0, out + err
@@ -205,10 +252,10 @@ def test_a_key_that_is_missing(folder: Path) -> None:
 # --- kills
 
 
-def finished(folder: Path) -> int:
-    """Lines of the journal."""
+def finished(folder: Path, kind: str = "row") -> int:
+    """Lines of this kind in the journal; of `summary`s those that were had, or refused."""
     journal = folder / "out.jsonl.work" / "journal.jsonl"
-    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+    return journal.read_bytes().count(b'"type":"%s"' % kind.encode()) if journal.exists() else 0
 
 
 def test_killed_at_any_time_and_resumed_the_bytes_are_the_same(tmp_path: Path) -> None:
@@ -242,11 +289,66 @@ def test_what_was_paid_for_is_not_paid_for_again(folder: Path) -> None:
         with Program(*flags, home=folder, script=SCRIPT) as program:
             wait_until(lambda: finished(folder) >= 10)
             program.kill_all()
-        done = finished(folder)
+        done = finished(folder, "summary")
         asked = endpoint.stats()["requests"]
         assert asked <= done + 2
         assert compress(*flags, "--resume", home=folder)[0] == 0
         assert endpoint.stats()["requests"] == asked + 40 - done
+
+
+SLOW = """import time
+import compression.steps as steps
+advance = steps.advance
+def slow(line, summaries, *rest):
+    time.sleep(3 if summaries else 0)
+    return advance(line, summaries, *rest)
+steps.advance = slow
+"""
+
+
+@pytest.mark.parametrize("said", [SAID, BROKEN["tags"]], ids=["good", "refused"])
+@pytest.mark.parametrize("signals", [0, 2])
+def test_an_answer_is_kept_before_it_is_judged(said: dict[str, Any], signals: int, folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", rows(12))
+    with EndpointProcess(rules=[said]) as endpoint:
+        flags = [*against(endpoint.url), *QUICK, "--max_concurrent_requests=3"]
+        with Program(*flags, home=folder, script=SCRIPT, PYTHONPATH=started_with(folder, SLOW)) as program:
+            wait_until(lambda: endpoint.stats()["requests"] == 12)
+            time.sleep(0.3)
+            if signals:
+                program.interrupt()
+                time.sleep(0.3)
+                program.interrupt()
+                assert program.end()[0] == 130
+            program.kill_all()
+        assert finished(folder) < 4
+        asked = endpoint.stats()["requests"]
+        endpoint.set_rules([SAID])
+        assert compress(*flags, "--resume", home=folder)[0] == 0
+        wanted = (asked, 0) if said is SAID else (asked + 12, asked)
+        assert endpoint.stats()["requests"] == wanted[0]
+    told = file_metrics(folder / "out_metrics.json")["summarization"]
+    assert (told["requests"], told["total_errors"]) == wanted
+    assert sum(each["summarization_api_calls"] for each in metrics_of(folder / "out.jsonl")) == told["requests"]
+
+
+def test_on_a_full_disk_what_was_answered_is_kept(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "in.jsonl", rows(60))
+    disk = tmp_path / "disk"
+    with small_disk(disk, "64k"), EndpointProcess(rules=[{**SAID, "delay": 0.05}]) as endpoint:
+        flags = [*against(endpoint.url)[:3], "--output=disk/out.jsonl", *QUICK, "--max_concurrent_requests=2"]
+        code, out, err = compress(
+            *flags, home=tmp_path, PYTHONPATH=started_with(tmp_path, SLOW.replace("3 if", "0.02 if"))
+        )
+        assert code == 3, out + err
+        kept = finished(disk, "summary")
+        asked = endpoint.stats()["requests"]
+        assert 2 < kept < 60
+        assert asked - kept <= 4
+        subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True)
+        code, out, err = compress(*flags, "--resume", home=tmp_path)
+        assert code == 0, out + err
+        assert endpoint.stats()["requests"] == asked + 60 - kept
 
 
 def test_a_process_that_counts_may_be_killed(folder: Path) -> None:
@@ -350,8 +452,39 @@ def test_what_has_results_wants_a_word(folder: Path) -> None:
     write_dataset(folder / "in.jsonl", rows(2))
     code, _, err = compress(*flags, summarizer(folder), "--resume", home=folder)
     assert code == 2
-    assert "is not what" in err
+    assert "in.jsonl is not what it was" in err
+    write_dataset(folder / "moved.jsonl", [row(0), row(1, exchanges=1), row(2), row(3)])
+    moved = ["--input=moved.jsonl", *flags[1:], summarizer(folder), "--resume"]
+    assert compress(*moved, home=folder)[0] == 0
+    write_dataset(folder / "moved.jsonl", rows(2))
+    code, _, err = compress(*moved, home=folder)
+    assert code == 2
+    assert f"{folder}/moved.jsonl is not what {folder}/in.jsonl was" in err
     assert (folder / "out.jsonl").read_bytes() == before
+
+
+def test_a_file_in_the_place_of_an_output_is_not_overwritten(folder: Path) -> None:
+    for name in ("out.jsonl", "out_metrics.json"):
+        with EndpointProcess(rules=[{**SAID, "delay": 0.5}]) as endpoint:
+            flags = [*against(endpoint.url), *QUICK]
+            with Program(*flags, home=folder, script=SCRIPT) as program:
+                wait_until(lambda: endpoint.stats()["requests"] == 3)
+                (folder / name).write_text("precious")
+                code, out, err = program.end()
+            assert code == 3, out + err
+            assert f"{name} appeared" in out + err
+            code, _, err = compress(*flags, "--resume", home=folder)
+            assert code == 2
+            assert f"{name} exists" in err
+            assert (folder / name).read_text() == "precious"
+            (folder / name).unlink()
+            for _ in range(2):
+                code, out, err = compress(*flags, "--resume", home=folder)
+                assert code == 0, out + err
+            assert endpoint.stats()["requests"] == 3
+        for path in (*folder.glob("out*.json*"), *folder.glob("out.jsonl.work/*")):
+            if path.is_file():
+                path.unlink()
 
 
 # --- disks

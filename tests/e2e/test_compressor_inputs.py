@@ -72,6 +72,18 @@ def test_a_directory(tmp_path: Path) -> None:
     assert (tmp_path / "in_compressed.work" / "journal.jsonl").exists()
 
 
+@pytest.mark.parametrize("given", ["in", "in/*.jsonl"])
+def test_a_file_with_several_names_is_taken_once(given: str, tmp_path: Path) -> None:
+    wanted = packed(tmp_path / "in", "b.jsonl", 2)
+    packed(tmp_path, "elsewhere.jsonl", 1)
+    (tmp_path / "in" / "a.jsonl").symlink_to("b.jsonl")
+    (tmp_path / "in" / "c.jsonl").hardlink_to(tmp_path / "in" / "b.jsonl")
+    (tmp_path / "in" / "d.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    assert compress(f"--input={given}", "--output=out", *DROP, home=tmp_path)[0] == 0
+    assert {path.name for path in (tmp_path / "out").glob("*.jsonl")} == {"b.jsonl", "d.jsonl"}
+    assert ids(tmp_path / "out" / "b.jsonl") == wanted
+
+
 def test_a_run_directory_is_its_merged_file_alone(tmp_path: Path) -> None:
     run = tmp_path / "data" / "run"
     wanted = packed(run, "trajectories.jsonl", 3)
@@ -102,9 +114,54 @@ def test_a_glob(tmp_path: Path) -> None:
     assert [ids(tmp_path / "y" / name) for name in ("1.jsonl", "2.jsonl")] == wanted
     assert not (tmp_path / "y" / "other.jsonl").exists()
     packed(tmp_path / "x" / "deep", "1.jsonl", 1)
-    code, _, err = compress("--input=x/**/1.jsonl", "--output=z", *DROP, home=tmp_path)
+    assert compress("--input=x/**/1.jsonl", "--output=z", *DROP, home=tmp_path)[0] == 0
+    assert ids(tmp_path / "z" / "1.jsonl") == ids(tmp_path / "z" / "deep" / "1.jsonl") == ["1.jsonl 0"]
+
+
+def runs(folder: Path, *names: str) -> None:
+    """Run directories, each with a merged file of so many rows as it has a number."""
+    for number, name in enumerate(names, 1):
+        packed(folder / name, "trajectories.jsonl", number)
+        for part in ("batch_0.jsonl", "failures.jsonl"):
+            packed(folder / name, part, 1)
+        (folder / name / "run.json").write_text("{}")
+
+
+def test_of_what_matches_in_a_run_directory_the_merged_file_alone_is_taken(tmp_path: Path) -> None:
+    runs(tmp_path, "rd")
+    loud = [flag for flag in DROP if flag != "--quiet"]
+    for more, name in ((["--dry_run"], "y/"), ([], "y/")):
+        code, out, err = compress("--input=rd/*.jsonl", f"--output={name}", *loud, *more, home=tmp_path)
+        assert code == 0, out + err
+        assert "left out of input rd/*.jsonl: 2 in run directories, of which trajectories.jsonl alone" in err
+    assert sorted(path.name for path in (tmp_path / "y").iterdir()) == [
+        "compression_metrics.json",
+        "trajectories.jsonl",
+    ]
+    code, _, err = compress("--input=rd/batch_*.jsonl", "--output=z", *DROP, home=tmp_path)
     assert code == 2
-    assert "one name" in err
+    assert "no file matches but 1 in run directories" in err
+
+
+@pytest.mark.parametrize("given", ["runs/*", "runs/*/trajectories.jsonl", "runs/**", "runs/*/*.jsonl"])
+def test_a_glob_over_runs_keeps_their_names(given: str, tmp_path: Path) -> None:
+    runs(tmp_path / "runs", "a", "b")
+    assert compress("--input=runs/a/trajectories.jsonl", "--output=runs/o.jsonl", *DROP, home=tmp_path)[0] == 0
+    (tmp_path / "runs" / "o.jsonl").unlink()
+    (tmp_path / "runs" / "o_metrics.json").unlink()
+    code, out, err = compress(f"--input={given}", "--output=out", *DROP, home=tmp_path)
+    assert code == 0, out + err
+    files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert files == {"a/trajectories.jsonl", "b/trajectories.jsonl", "compression_metrics.json"}
+    assert len(ids(tmp_path / "out" / "b" / "trajectories.jsonl")) == 2
+
+
+def test_a_glob_over_runs_wants_them_merged(tmp_path: Path) -> None:
+    runs(tmp_path / "runs", "a", "b")
+    (tmp_path / "runs" / "b" / "trajectories.jsonl").unlink()
+    code, _, err = compress("--input=runs/*", "--output=out", *DROP, home=tmp_path)
+    assert code == 2
+    assert "--finalize --output runs/b" in err
 
 
 def test_standard_input_is_kept_for_a_resume(tmp_path: Path) -> None:
@@ -149,12 +206,19 @@ def test_bad_rows_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
 @pytest.mark.parametrize("flags", [(), ("--sample_percent=5",)])
-def test_an_empty_file_is_nothing_to_do(content: bytes, flags: tuple[str, ...], tmp_path: Path) -> None:
+def test_an_empty_file_gives_an_empty_one(content: bytes, flags: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(content)
-    code, out, err = compress("--input=in.jsonl", "--strategy=drop", *flags, home=tmp_path)
-    assert (code, out) == (0, "")
+    code, out, err = compress("--input=in.jsonl", "--strategy=drop", "--json_summary", *flags, home=tmp_path)
+    assert code == 0
     assert err == "nothing to do: there is no row\n"
-    assert os.listdir(tmp_path) == ["in.jsonl"]  # noqa: PTH208
+    assert json.loads(out)["rows"] == 0
+    assert (tmp_path / "in_compressed.jsonl").read_bytes() == b""
+    told = file_metrics(tmp_path / "in_compressed_metrics.json")
+    assert (told["summary"]["total_trajectories"], told["files"][0]["rows_written"]) == (0, 0)
+    assert not (tmp_path / "in_compressed.work").exists()
+    code, out, _ = compress("--input=in.jsonl", "--output=o.jsonl", "--strategy=drop", *flags, home=tmp_path)
+    assert code == 0
+    assert "0 -> 0 (100.0%) " in out
 
 
 def test_a_sample_keeps_the_order_and_is_the_seeds(tmp_path: Path) -> None:
@@ -178,8 +242,9 @@ def test_a_sample_keeps_the_order_and_is_the_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--input=no.jsonl",), "no.jsonl"),
-        (("--input=no.jsonl", "--output=o.jsonl"), "cannot be read"),
+        (("--input=no.jsonl",), "input no.jsonl does not exist"),
+        (("--input=no.jsonl", "--output=o.jsonl"), "input no.jsonl does not exist"),
+        (("--input=no*.jsonl",), "give --output"),
         (("--input=no*.jsonl", "--output=o"), "no file matches"),
         (("--input=empty",), "no file in it ends in"),
         (("--input=in.jsonl", "--output=in.jsonl"), "is an input"),
@@ -196,10 +261,17 @@ def test_a_sample_keeps_the_order_and_is_the_seeds(tmp_path: Path) -> None:
         (("--input=in.jsonl", "--output=o.jsonl", "--output_file=in.jsonl"), "is an input"),
         (("--input=in.jsonl", "--output=/proc/o.jsonl"), "/proc/o.jsonl"),
         (("--input=in.jsonl", "--plot=there.jsonl/p.png"), "there.jsonl/p.png"),
+        (("--input=in.png", "--output=o.jsonl", "--plot=two/../in.png"), "is an input"),
+        (("--input=in.jsonl", "--output=o.png", "--plot=two/../o.png"), "this name"),
+        (("--input=in.jsonl", "--output=o.jsonl", "--output_file=m.png", "--plot=./m.png"), "this name"),
+        (("--input=in.jsonl", "--output=o.jsonl", "--output_file=two/m.json"), "output_file: expected a name"),
+        (("--input=in.jsonl", "--output=o", "--output_file=.."), "is a directory"),
+        (("--input=in.jsonl", "--output=x.jsonl"), "x_metrics.json exists"),
+        (("--input=in.jsonl", "--output=x.jsonl.gz", "--resume"), "x_metrics.json exists"),
     ],
 )
 def test_places_that_cannot_be(flags: tuple[str, ...], told: str, tmp_path: Path) -> None:
-    for name in ("in.jsonl", "there.jsonl", "two/a.jsonl", "two/b.jsonl"):
+    for name in ("in.jsonl", "in.png", "there.jsonl", "two/a.jsonl", "two/b.jsonl", "x_metrics.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_dataset(tmp_path / name, [row(0)])
     (tmp_path / "empty").mkdir()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from agent.types import Spend, Usage
-from compression.inputs import drawn, readable, sample_size
+from batch.rows import RowProblem
+from compression.inputs import drawn, readable, rows, sample_size
 from compression.merge import with_metrics
 from compression.metrics import RowName, RunFacts, Totals
 from compression.run import Room
@@ -49,6 +51,11 @@ def test_all_rows_have_the_same_fields_of_the_same_types() -> None:
 def test_a_lone_surrogate_is_written_anew_and_nothing_else_is() -> None:
     assert readable(b'{ "a":"\\ud83d\\ude00" }') == b'{ "a":"\\ud83d\\ude00" }'
     assert json.loads(readable(b'{"a":"\\ud83d"}')) == {"a": "\ufffd"}
+    assert readable(b'{ "a":"x\xed\xa0\x80y\xed\x9f\xbf" }') == '{"a":"x\ufffdy\ud7ff"}'.encode()
+    assert readable(b'{"a":"\xed\xa0\xbd\xed\xb8\x80"}') == '{"a":"\U0001f600"}'.encode()
+    assert list(rows(io.BytesIO(b'{"\xed\xbf\xbf":1}\n'))) == ['{"\ufffd":1}'.encode()]
+    with pytest.raises(RowProblem):
+        readable(b'{"a":"\xed\xa0\x80\xff"}')
 
 
 # --- samples
@@ -58,8 +65,16 @@ def test_a_lone_surrogate_is_written_anew_and_nothing_else_is() -> None:
 def test_a_sample_has_its_size_and_is_the_seeds(count: int, percent: float, seed: int) -> None:
     taken = list(drawn(count, percent, str(seed)))
     assert len(taken) == count
-    assert sum(taken) == sample_size(count, percent) == min(count, max(1, int(count * percent / 100)))
+    assert sum(taken) == sample_size(count, percent) <= count
     assert taken == list(drawn(count, percent, str(seed)))
+
+
+@pytest.mark.parametrize(
+    ("count", "percent", "size"),
+    [(1000, 32.3, 323), (1000, 0.7, 7), (100, 29.0, 29), (3, 1.0, 1), (0, 50.0, 0), (7, None, 7), (10**7, 1e-5, 1)],
+)
+def test_a_sample_is_as_large_as_its_percent_says(count: int, percent: float | None, size: int) -> None:
+    assert sample_size(count, percent) == size
 
 
 def test_every_row_is_drawn_as_often_as_any_other() -> None:
@@ -76,7 +91,7 @@ def test_the_journal_says_what_was_paid_for(tmp_path: Path) -> None:
     records: list[Ended | Paid] = [
         Paid(file=0, row=0, sha="s", text="one", model="m", spend=SPEND),
         Paid(file=0, row=0, sha="s", problem="too long", model="m", spend=SPEND),
-        Ended(file=0, row=0, sha="s", metrics=failed, spend=SPEND),
+        Ended(file=0, row=0, sha="s", metrics=failed, spend=SPEND, errors=2),
         Ended(file=1, row=2, sha="t", metrics=RowMetrics(was_compressed=True), line=Raw(b'{"a": "\xc3\xa9"}')),
         Paid(file=1, row=1, sha="u", text="two", spend=SPEND),
         Ended(file=1, row=1, sha="u", metrics=RowMetrics(passes=1)),
@@ -86,7 +101,7 @@ def test_the_journal_says_what_was_paid_for(tmp_path: Path) -> None:
     lines = [record_line(each) for each in records]
     folder.journal_path.write_bytes(b"".join([*lines, b"{}\n"]))
     found = folder.records([1, 3])
-    assert (found.ended, found.failed, found.summaries, found.foreign) == (3, 1, 4, 2)
+    assert (found.ended, found.failed, found.errors, found.foreign) == (3, 1, 6, 2)
     assert found.spent == Spend(requests=8, usage=Usage(input_tokens=20, total_tokens=20), cost_usd=2.0)
     assert [found.paid(RowKey(0, 0)), found.paid(RowKey(1, 1)), found.paid(RowKey(1, 0))] == [
         [0],
@@ -100,6 +115,25 @@ def test_the_journal_says_what_was_paid_for(tmp_path: Path) -> None:
     assert found.place(RowKey(1, 0)) == -1
     found.retry_failed()
     assert (found.ended, found.failed, found.place(RowKey(0, 0))) == (2, 0, -1)
+    reader.close()
+
+
+def test_a_summary_that_is_withdrawn_is_none(tmp_path: Path) -> None:
+    folder, key = WorkFolder(tmp_path), RowKey(0, 0)
+    told = [
+        Paid(sha="s", text="one", spend=SPEND),
+        Paid(sha="s", text="two", spend=SPEND, tries=2),
+        Paid(sha="s", problem="too long", tries=2, withdraws=True),
+        Paid(sha="s", text="three", spend=SPEND),
+    ]
+    lines = [record_line(each) for each in told]
+    folder.journal_path.write_bytes(b"".join(lines))
+    found = folder.records([1])
+    assert (found.spent.requests, found.errors) == (6, 4)
+    reader = folder.reader()
+    assert [reader.read(place) for place in found.paid(key)] == told
+    found.note(Ended(file=0, row=0, sha="s", metrics=RowMetrics(failed=True)), 1000)
+    assert [reader.read(place) for place in found.paid(key)] == [told[0], told[3]]
     reader.close()
 
 
@@ -156,6 +190,7 @@ def facts() -> RunFacts:
         strategy="summary",
         target_max_tokens=9,
         requests=0,
+        errors=0,
         usage=Usage(),
         cost_usd=0.0,
         start_time="",

@@ -1,6 +1,7 @@
 """Which turns are protected and which are folded, for orders of roles written by hand and made up."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,8 @@ from msgspec.structs import replace
 from compression.plan import Part, Region, most_saved, next_region, parts_of, protected, units
 from compression.types import Policy, Role, Turn
 
-LETTERS: dict[str, Role] = {"s": "system", "h": "human", "g": "gpt", "t": "tool"}
-ORDERS = st.text("shgt", max_size=30)
+LETTERS: dict[str, Role] = {"s": "system", "h": "human", "g": "gpt", "a": "gpt", "t": "tool"}  # a: without a call
+ORDERS = st.text("shgat", max_size=30)
 POLICIES = st.builds(
     Policy,
     first_system=st.booleans(),
@@ -23,7 +24,8 @@ POLICIES = st.builds(
 
 
 def turns_of(order: str) -> list[Turn]:
-    return [Turn(role=LETTERS[letter], text=f"{n}", raws=({"from": "x"},)) for n, letter in enumerate(order)]
+    texts = [f"{n}<tool_call></tool_call>" if letter == "g" else f"{n}" for n, letter in enumerate(order)]
+    return [Turn(role=LETTERS[each], text=text, raws=({"from": "x"},)) for each, text in zip(order, texts, strict=True)]
 
 
 def marked(order: str, guarded: str) -> list[Part]:
@@ -56,7 +58,16 @@ def test_units(order: str, expected: list[int]) -> None:
         ("shgtgtgtgtg", {"last_n_turns": 3}, "####....###"),
         ("shgtgtgtgtg", {"last_n_turns": 2}, "####....###"),
         ("shgtgtgtgtg", {"last_n_turns": 0}, "####......#"),
-        ("shgtgtgtgtg", {"first_system": False}, ".###..#####"),
+        ("shgtgtgtgtg", {"first_system": False, "summary_notice_text": "N"}, ".###..#####"),
+        ("shgtgtgtgtg", {"first_system": False}, "####..#####"),  # nothing would take its place
+        (
+            "shgtgtgtgtg",
+            {"first_system": False, "summary_notice_text": "N", "add_summary_notice": False},
+            "####..#####",
+        ),
+        ("hgtsgtgtgtgtg", {"first_system": False}, "###.....#####"),
+        ("shgtgtgtgtg", {"strategy": "mask", "first_tool": False}, "###....####"),  # no turn for another's sake
+        ("shgtgtgtgtg", {"strategy": "mask", "first_gpt": False}, "##.#...####"),
         ("shgtgtgtgtg", {"first_human": False}, "#.##..#####"),
         ("shgtgtgtgtg", {"first_gpt": False}, "####..#####"),  # the first result keeps its call
         ("shgtgtgtgtg", {"first_gpt": False, "first_tool": False}, "##....#####"),
@@ -66,7 +77,7 @@ def test_units(order: str, expected: list[int]) -> None:
         ("thgtgtgtgtgt", {"last_n_turns": 2}, "####......##"),
     ],
 )
-def test_who_is_protected(order: str, changes: dict[str, bool], expected: str) -> None:
+def test_who_is_protected(order: str, changes: dict[str, Any], expected: str) -> None:
     policy = replace(Policy(), **changes)
     assert guards(parts_of(turns_of(order), policy)) == expected
 
@@ -83,7 +94,12 @@ def test_units_are_guarded_as_a_whole_and_every_protected_turn_is(order: str, po
     assert not turns or parts[-1].guarded
 
 
-@given(ORDERS, POLICIES, st.integers(21, 400), st.data())
+@given(
+    ORDERS | st.lists(st.sampled_from(("gt", "gtt"))).map(lambda units: f"sh{''.join(units)}a"),
+    POLICIES,
+    st.integers(21, 400),
+    st.data(),
+)
 def test_a_region_begins_and_ends_between_units_and_is_just_enough(
     order: str, policy: Policy, need: int, data: st.DataObject
 ) -> None:
@@ -102,14 +118,41 @@ def test_a_region_begins_and_ends_between_units_and_is_just_enough(
     whole = [unit for unit in found if unit.start in inside]
     assert [place for unit in whole for place in unit] == list(inside)
     last = sum(tokens[place] for place in whole[-1])
-    assert region.tokens - last < need  # the last unit was needed
     assert region.start == 0 or parts[region.start - 1].guarded  # from the start of its run
+    if order.count("h") != 1 or policy.first_human is False:
+        return  # the order of roles decides too
+    assert region.tokens - last < need  # the last unit was needed
     if region.tokens < need:
         assert parts[region.end].guarded  # the whole run
 
 
+@pytest.mark.parametrize(
+    ("order", "guarded", "expected"),
+    [
+        ("shgtgtgtgta", "####....###", {1: (4, 6), 21: (4, 8), 99: (4, 8)}),
+        ("shgtaha", "####..#", {1: (4, 6)}),  # not the answer alone: two questions would have nothing between
+        ("shgtahgtaha", "####.....##", {1: (4, 6), 30: (4, 8), 40: (4, 8)}),  # the last answer stays
+        ("shgtaha", "####.##", {1: None}),
+        ("shaha", "##.##", {1: (2, 3)}),  # the two become one
+        ("shaha", "##...", {1: (2, 3), 20: (2, 4)}),
+        ("shgtagth", "####...#", {1: None}),
+        ("shahgth", "####..#", {1: None}),
+        ("shahagth", "##.....#", {1: (2, 3), 15: (2, 4), 99: (2, 4)}),
+        ("shahgtgtah", "####....##", {1: (4, 6), 99: (4, 8)}),
+        ("shahaah", "####..#", {1: (4, 5), 99: (4, 5)}),  # the last turn takes no summary
+    ],
+)
+def test_regions_keep_the_order_that_strict_templates_count(
+    order: str, guarded: str, expected: dict[int, tuple[int, int] | None]
+) -> None:
+    parts = marked(order, guarded)
+    for need, region in expected.items():
+        found = next_region(parts, [10] * len(order), need, cost=5)
+        assert (found and (found.start, found.end)) == region, need
+
+
 def test_the_oldest_run_goes_first_and_one_not_worth_a_summary_never() -> None:
-    parts = marked("shgtghgtgtgtg", "##.##.##....#")
+    parts = marked("shgtahgtgtgta", "##.##.##....#")
     tokens = [5, 5, 10, 5, 5, 40, 5, 5, 30, 30, 30, 30, 5]
     assert next_region(parts, tokens, 50, cost=20) == Region(5, 6, 40)
     assert next_region(parts, tokens, 50, cost=40) == Region(8, 10, 60)

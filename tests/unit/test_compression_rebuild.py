@@ -21,8 +21,9 @@ from compression.validator import problems
 from tests.unit.trajectories import NOTICE, TOOLS, WordCounter
 
 COUNTER = WordCounter()
-ROLES = {"s": "system", "h": "human", "g": "gpt", "t": "tool"}
-WIRE = {"s": "system", "h": "user", "g": "assistant", "t": "tool"}
+ROLES = {"s": "system", "h": "human", "g": "gpt", "a": "gpt", "t": "tool"}  # a: without a call
+WIRE = {"s": "system", "h": "user", "g": "assistant", "a": "assistant", "t": "tool"}
+CALL = "<tool_call></tool_call>"
 POLICY = Policy(summary_notice_text=NOTICE)
 QUIET = Policy()
 
@@ -34,11 +35,14 @@ def turns_of(row: Any) -> tuple[Turn, ...]:
 
 
 def named(order: str, form: str = "conversations") -> tuple[Turn, ...]:
-    """Turns whose text is their letter and place."""
-    if form == "messages":
-        told = [{"role": WIRE[letter], "content": f"{letter}{n}"} for n, letter in enumerate(order)]
-    else:
-        told = [{"from": ROLES[letter], "value": f"{letter}{n}"} for n, letter in enumerate(order)]
+    """Turns whose text is their letter and place; those of `g` make a call."""
+    told: list[dict[str, Any]] = []
+    for n, letter in enumerate(order):
+        if form == "messages":
+            calls: dict[str, Any] = {"tool_calls": [{}]} if letter == "g" else {}
+            told.append({"role": WIRE[letter], "content": f"{letter}{n}"} | calls)
+        else:
+            told.append({"from": ROLES[letter], "value": f"{letter}{n}" + CALL * (letter == "g")})
     return turns_of({form: told})
 
 
@@ -47,7 +51,7 @@ def parts(order: str, guarded: str, form: str = "conversations") -> tuple[Part, 
 
 
 def texts(found: Sequence[Part]) -> list[str]:
-    return [part.turn.text for part in found]
+    return [part.turn.text.replace(CALL, "").replace("\n[{}]", "") for part in found]
 
 
 def guards(found: Sequence[Part]) -> str:
@@ -61,21 +65,18 @@ def guards(found: Sequence[Part]) -> str:
 @pytest.mark.parametrize(
     ("order", "guarded", "region", "expected", "left"),
     [
-        ("shgtgtg", "####..#", (4, 6), ["s0", "h1", "g2", "t3", "S", "g6"], "####*#"),
-        ("shgtgtg", "##....#", (2, 4), ["s0", "h1\n\nS", "g4", "t5", "g6"], "##..#"),
-        ("shgtghg", "####..#", (4, 5), ["s0", "h1", "g2", "t3", "S\n\nh5", "g6"], "####*#"),
-        ("shgtghg", "####.##", (4, 5), ["s0", "h1", "g2", "t3", "S\n\nh5", "g6"], "######"),
-        ("shghg", "##.##", (2, 3), ["s0", "h1\n\nS\n\nh3", "g4"], "###"),
-        ("shgtg", "#...#", (1, 2), ["s0", "S", "g2", "t3", "g4"], "#*..#"),
-        ("hgtg", "#..#", (1, 3), ["h0\n\nS", "g3"], "##"),
-        ("gtgtg", "....#", (0, 2), ["S", "g2", "t3", "g4"], "*..#"),
-        (
-            "shgtg",
-            ".#..#",
-            (0, 1),
-            ["S\n\nh1", "g2", "t3", "g4"],
-            "####",  # what follows can have no summary of its own
-        ),
+        ("shgtgta", "####..#", (4, 6), ["s0", "h1\n\nS", "g2", "t3", "a6"], "#####"),  # though calls stand between
+        ("shgtgta", "##....#", (2, 4), ["s0", "h1\n\nS", "g4", "t5", "a6"], "##..#"),
+        ("shgtaha", "####..#", (4, 6), ["s0", "h1\n\nS", "g2", "t3", "a6"], "#####"),
+        ("shahgta", "###...#", (3, 4), ["s0", "h1", "a2", "S", "g4", "t5", "a6"], "###*..#"),
+        ("shahgta", "###...#", (3, 6), ["s0", "h1", "a2", "S", "a6"], "###*#"),
+        ("shahagtha", "###...###", (3, 5), ["s0", "h1", "a2", "g5", "t6", "S\n\nh7", "a8"], "###.###"),
+        ("shahaha", "###..##", (3, 5), ["s0", "h1", "a2", "S\n\nh5", "a6"], "#####"),
+        ("shahaha", "###...#", (3, 5), ["s0", "h1", "a2", "S\n\nh5", "a6"], "###*#"),
+        ("shaha", "##.##", (2, 3), ["s0", "h1\n\nS\n\nh3", "a4"], "###"),
+        ("shgta", "#...#", (1, 2), ["s0", "S", "g2", "t3", "a4"], "#*..#"),
+        ("hgta", "#..#", (1, 3), ["h0\n\nS", "a3"], "##"),
+        ("gtgta", "....#", (0, 2), ["S", "g2", "t3", "a4"], "*..#"),
     ],
 )
 def test_a_summary_is_a_human_turn_or_joined_to_those_beside_it(
@@ -91,11 +92,27 @@ def test_a_summary_is_a_human_turn_or_joined_to_those_beside_it(
 
 
 @pytest.mark.parametrize("form", ["conversations", "messages"])
+def test_a_folded_system_turn_leaves_one_with_the_notice(form: str) -> None:
+    notice = NOTICE.strip()
+    for region, expected in {
+        (0, 1): [notice, "S\n\nh1", "g2", "t3", "a4"],
+        (0, 2): [notice, "S", "g2", "t3", "a4"],
+        (0, 4): [notice, "S", "a4"],
+    }.items():
+        after = folded(parts("shgta", "....#", form), Region(*region, 9), "S", POLICY)
+        assert texts(after) == expected
+        assert (after[0].turn.role, after[0].guarded) == ("system", True)
+        assert after[0].turn.raws[0].keys() == parts("s", "#", form)[0].turn.raws[0].keys()
+    again = folded(folded(parts("shgta", "....#", form), Region(0, 2, 9), "S", POLICY), Region(1, 4, 9), "S2", POLICY)
+    assert texts(again) == [notice, "S2", "a4"]
+
+
+@pytest.mark.parametrize("form", ["conversations", "messages"])
 def test_the_notice_stands_in_the_system_turn_once(form: str) -> None:
-    once = folded(parts("shgtgtgtg", "####....#", form), Region(4, 6, 9), "S", POLICY)
-    twice = folded(once, Region(4, 7, 9), "S2", POLICY)
+    once = folded(parts("shgtgtgta", "####....#", form), Region(4, 6, 9), "S", POLICY)
+    twice = folded(once, Region(4, 6, 9), "S2", POLICY)
     assert once[0].turn.text == twice[0].turn.text == f"s0{NOTICE}"
-    assert texts(twice)[1:] == ["h1", "g2", "t3", "S2", "g8"]
+    assert texts(twice)[1:] == ["h1\n\nS\n\nS2", "g2", "t3", "a8"]
     without = folded(parts("hgtgtg", "#....#", form), Region(1, 3, 9), "S", POLICY)
     assert NOTICE not in "".join(texts(without))
 
@@ -149,22 +166,43 @@ def test_a_note_never_takes_more_than_what_it_replaces() -> None:
     assert masked(before, 10_000, COUNTER) == before
 
 
+def test_each_turn_is_masked_or_not_for_itself() -> None:
+    turns = exchange([LONG], [LONG])
+    for first_tool, masks in ((False, [True, False]), (True, [False, True])):
+        for first_gpt in (False, True):
+            policy = Policy(strategy="mask", last_n_turns=1, first_tool=first_tool, first_gpt=first_gpt)
+            after = [part.turn for part in masked(parts_of(turns, policy), 50, COUNTER)]
+            assert [MASK in turn.text for turn in after if turn.role == "tool"] == masks
+            assert not problems(turns, after, policy)
+
+
+def test_a_result_of_white_space_is_no_text_to_mask() -> None:
+    class Letters(WordCounter):
+        def text(self, text: str) -> int:
+            return len(text)
+
+    blank = turns_of({"conversations": [{"from": "tool", "value": " \n" * 500}, {"from": "gpt", "value": "x"}]})
+    assert masked(guard_ends(blank, 0), 10_000, Letters())[0].turn == blank[0]
+
+
 @pytest.mark.parametrize(
     ("order", "guarded", "need", "expected"),
     [
-        ("shgtgtgtg", "##......#", 1, "s0 h1 g4 t5 g6 t7 g8"),
-        ("shgtgtgtg", "##......#", 20, "s0 h1 g6 t7 g8"),
-        ("shgtgtgtg", "##......#", 10**6, "s0 h1 g8"),
-        ("shgtgtgtg", "####....#", 1, "s0 h1 g2 t3 g6 t7 g8"),
-        ("shgtghgtg", "####....#", 1, "s0 h1 g2 t3 h5 g6 t7 g8"),
-        ("shghgtg", "####..#", 10**6, "s0 h1 g2 h3 g6"),
-        ("shghghg", "##....#", 1, "s0 h1 g4 h5 g6"),  # the question before is protected: the one after goes
-        ("shghghg", "#.....#", 1, "s0 h3 g4 h5 g6"),  # with the question before
-        ("shghgtg", "##.####", 10**6, "s0 h1 g2 h3 g4 t5 g6"),  # both neighbours are protected
-        ("sgtgtg", "#....#", 1, "s0 g3 t4 g5"),
-        ("shggg", "##..#", 1, "s0 h1 g3 g4"),
-        ("shtgtg", "##...#", 1, "s0 h1 g3 t4 g5"),  # results of nothing
-        ("gtgh", "####", 10**6, "g0 t1 g2 h3"),
+        ("shgtgtgta", "##......#", 1, "s0 h1 g4 t5 g6 t7 a8"),
+        ("shgtgtgta", "##......#", 20, "s0 h1 g6 t7 a8"),
+        ("shgtgtgta", "##......#", 10**6, "s0 h1 a8"),
+        ("shgtgtgta", "####....#", 1, "s0 h1 g2 t3 g6 t7 a8"),
+        ("shgtahgta", "####....#", 1, "s0 h1 g2 t3 g6 t7 a8"),  # else two questions would have nothing between
+        ("shgtahgta", "####.#..#", 10**6, "s0 h1 g2 t3 a4 h5 a8"),
+        ("shgtaha", "#.##..#", 1, "s0 h1 g2 t3 a6"),
+        ("shahgta", "####..#", 10**6, "s0 h1 a2 h3 a6"),
+        ("shahaha", "##....#", 1, "s0 h1 a4 h5 a6"),  # the question before is protected: the one after goes
+        ("shahaha", "#.....#", 1, "s0 h3 a4 h5 a6"),  # with the question before
+        ("shahgta", "##.####", 10**6, "s0 h1 a2 h3 g4 t5 a6"),  # both neighbours are protected
+        ("sgtgta", "#....#", 1, "s0 g3 t4 a5"),
+        ("shaaa", "##..#", 1, "s0 h1 a3 a4"),
+        ("shtgta", "##...#", 1, "s0 h1 g3 t4 a5"),  # results of nothing
+        ("gtah", "####", 10**6, "g0 t1 a2 h3"),
     ],
 )
 def test_the_oldest_exchanges_are_dropped_just_enough(order: str, guarded: str, need: int, expected: str) -> None:
@@ -215,6 +253,15 @@ def test_only_the_longest_results_are_cut_to_one_length_in_valid_blocks() -> Non
     assert not validate_turns(after)
     assert not problems(turns, after, Policy(shorten_turns=True))
     assert problems(turns, after, Policy())
+
+
+def test_the_last_turn_is_not_shortened() -> None:
+    turns = exchange([LONG * 9], [LONG * 9])[:-1]
+    before = parts_of(turns, Policy())
+    after = with_shorter_results(before, 10**6, COUNTER)
+    assert after[-1] == before[-1]
+    assert after[3] != before[3]
+    assert shortenable(before, COUNTER) == shortenable(before[:-1], COUNTER) > 500
 
 
 def validate_turns(turns: Sequence[Turn]) -> list[str]:
@@ -269,6 +316,9 @@ SHORT_TAIL = Policy(last_n_turns=1, summary_notice_text=NOTICE)
         ([S, text_changed(H, f"a {H.text} b"), G1, T1, summary(), END], "protected turn 1"),
         ([S, H, G1, text_changed(T1, T1.text.replace("word word", "word", 1)), summary(), END], "protected turn 3"),
         ([S, H, summary(), END], "protected turn 2"),
+        ([S, H, G1, T1, summary(), END], "do not alternate"),  # tool turns and calls are not counted
+        ([S, H, G1, T1, summary(), G3, T3, END], "do not alternate"),
+        ([S, H, G1, T1, text_changed(T2, T2.text.replace("word", "", 1))], "last turn"),
         ([S, H, G1, T1, summary(), text_changed(END, END.text + ".")], "last turn"),
         ([S, H, G1, T1, G2, T2], "last turn"),
         ([S, H, G1, T1, END, summary()], "last turn"),
@@ -282,15 +332,19 @@ def test_faults_are_seen(after: list[Turn], fault: str) -> None:
 def test_right_rows_are_not_blamed() -> None:
     noticed = text_changed(S, S.text + NOTICE)
     for after in (
-        [noticed, H, G1, T1, summary(), END],
-        [noticed, H, G1, T1, summary(), G3, T3, END],
+        [noticed, text_changed(H, f"{H.text}\n\nS"), G1, T1, END],
+        [noticed, text_changed(H, f"S\n\n{H.text}\n\nS"), G1, T1, G3, T3, END],
         [S, H, G1, T1, G3, T3, END],
     ):
         assert problems(GOOD, after, SHORT_TAIL) == []
     joined_row = [S, text_changed(H, f"{H.text}\n\nS"), G3, T3, END]
     assert problems(GOOD, joined_row, Policy(first_gpt=False, first_tool=False, last_n_turns=1)) == []
-    without_system = [text_changed(H, f"S\n\n{H.text}"), *GOOD[2:]]
-    assert problems(GOOD, without_system, Policy(first_system=False)) == []
+    policy = Policy(first_system=False, summary_notice_text=NOTICE)
+    told = [text_changed(H, f"S\n\n{H.text}"), *GOOD[2:]]
+    assert problems(GOOD, [text_changed(S, NOTICE.strip()), *told], policy) == []
+    assert problems(GOOD, [text_changed(S, "Other."), *told], policy) == ["the system turn has changed"]
+    assert "the system turn is not the first" in problems(GOOD, told, policy)
+    assert "protected turn 0 (system) is not there unbroken" in problems(GOOD, told, Policy(first_system=False))
 
 
 def test_our_own_format_is_kept() -> None:
@@ -298,5 +352,23 @@ def test_our_own_format_is_kept() -> None:
     assert any("think block" in problem for problem in problems(GOOD, thoughtless, SHORT_TAIL))
     unasked = [S, G1, T1, END]
     policy = replace(SHORT_TAIL, first_human=False)
-    assert problems(GOOD, unasked, policy) == ["a turn stands where another role belongs"]
+    assert "a turn stands where another role belongs" in problems(GOOD, unasked, policy)
     assert problems([S, G1, T1, G2, T2, END], unasked, policy) == []  # as it was before
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "wrong"),
+    [
+        ("ghgsh", (1, 3, 4), ["turns 0 and 1 are both human"]),
+        ("hgsh", (0, 2, 3), ["a human turn stands right before a system turn", "turns 0 and 1 are both human"]),
+        ("hgsga", (0, 2, 4), ["a human turn stands right before a system turn"]),
+        ("hgsga", (0, 1, 2, 4), []),
+        ("hsgga", (0, 1, 4), []),
+        ("hshgsa", (0, 1, 2, 4, 5), ["a human turn stands right before a system turn"]),
+    ],
+)
+def test_around_a_system_turn_that_is_not_the_first(before: str, after: tuple[int, ...], wrong: list[str]) -> None:
+    turns = named(before, "messages")
+    found = problems(turns, [turns[place] for place in after], replace(QUIET, last_n_turns=1, first_gpt=False))
+    assert [each for each in found if each in wrong] == wrong
+    assert bool(found) == bool(wrong)

@@ -27,7 +27,7 @@ from tools.errors import UsageProblem
 ROOT = Path(__file__).parents[2]
 BASE = ["--input=x.jsonl", "--summarization_model=m"]
 REFERENCE = {
-    "tokenizer": ("name",),
+    "tokenizer": ("name", "trust_remote_code"),
     "compression": ("target_max_tokens", "summary_target_tokens"),
     "protected_turns": ("first_system", "first_human", "first_gpt", "first_tool", "last_n_turns"),
     "summarization": ("model", "base_url", "api_key_env", "temperature", "max_retries", "retry_delay"),
@@ -38,7 +38,7 @@ REFERENCE = {
     ),
     "metrics": ("enabled", "per_trajectory", "output_file"),
 }
-"""The reference system's file, but for tokenizer.trust_remote_code."""
+"""The reference system's file."""
 
 
 def load(*argv: str, **environ: str) -> CompressorSettings:
@@ -112,6 +112,8 @@ def test_a_section_may_share_its_name_with_a_setting(tmp_path: Path) -> None:
     ("told", "said"),
     [
         ("compression: {target_max_token: 5}", "did you mean compression.target_max_tokens?"),
+        ("compression: {temperature: 0.5}", "did you mean summarization.temperature?"),
+        ("output: {quiet: true}", "did you mean quiet?"),
         ("compresion: {target_max_tokens: 5}", "did you mean compression?"),
         ("target_max_token: 5", "did you mean target_max_tokens?"),
         ("compression: 5", "compression: expected a mapping of settings, got 5"),
@@ -145,7 +147,6 @@ def test_a_missing_file_is_an_error_and_none_is_looked_for(tmp_path: Path, monke
         (["--price_in=1"], "give both"),
         (["--base_url=x"], "http://"),
         (["--plot=p.txt"], ".png"),
-        (["--trust_remote_code"], "not supported"),
         (["--last_n_turns=-1"], ">= 0"),
     ],
 )

@@ -178,6 +178,53 @@ def test_no_order_of_roles_and_no_policy_breaks_a_row(seed: int, policy: Policy,
         check(line, policy, step)
 
 
+class Strict(WordCounter):
+    """As Mistral's templates: tool turns and calls are not counted, the others take turns, the user first."""
+
+    def row(self, turns: Sequence[Turn]) -> Count:
+        told = [turn.role for turn in turns if turn.role == "human" or (turn.role == "gpt" and not calls_in(turn))]
+        if any((role == "human") != (n % 2 == 0) for n, role in enumerate(told)):
+            raise ValueError("roles must alternate user/assistant/user/assistant/...")
+        return super().row(turns)
+
+
+def strict_row(draw: random.Random) -> dict[str, Any]:
+    """system, then human turns, calls with their results, answers, as a strict template takes them."""
+    orders = [draw.choice(("h", "h", "hgt", "hgtgt", "hgtgtgtgt")) + "a" for _ in range(draw.randint(1, 6))]
+    order = "s" * draw.randint(0, 1) + "".join(orders)
+    order = order[: len(order) - draw.randint(0, 3)]
+    roles = {"s": "system", "h": "human", "g": "gpt", "a": "gpt", "t": "tool"}
+    native = draw.random() < 0.5
+    told: list[dict[str, Any]] = []
+    for letter in order:
+        text = " ".join(["word"] * draw.choice((1, 5, 30, 100)))
+        call = '\n<tool_call>\n{"name": "t", "arguments": {}}\n</tool_call>' if letter == "g" else ""
+        said = odd_message(random.Random(0), roles[letter]) | {"content": text} if native else {}
+        said |= {"tool_calls": [{"id": "a"}]} if letter == "g" else {"tool_calls": []} if letter == "a" else {}
+        told.append(said if native else {"from": roles[letter], "value": text + call})
+    return {"messages" if native else "conversations": told}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6), POLICIES, st.lists(st.integers(1, 60), min_size=1, max_size=4))
+def test_what_a_strict_template_takes_it_takes_afterwards(seed: int, policy: Policy, sizes: list[int]) -> None:
+    line = line_of(strict_row(random.Random(seed)))
+    step, _ = finished(line, policy, *sizes, counter=Strict())
+    if isinstance(step, Done):
+        check(line, policy, step)
+        Strict().row(turns_of(step.line))
+        systems = [n for n, turn in enumerate(turns_of(step.line)) if turn.role == "system"]
+        assert systems == [n for n, turn in enumerate(turns_of(line)) if turn.role == "system"]
+
+
+@pytest.mark.parametrize("strategy", ["summary", "mask", "drop"])
+def test_strict_rows_reach_the_target(strategy: Any) -> None:
+    line = line_of(conversation(10, 300, 300, 300, 10, 10))
+    step, _ = finished(line, replace(POLICY, target_max_tokens=900, strategy=strategy), 60, counter=Strict())
+    assert isinstance(step, Done)
+    assert (step.metrics.was_compressed, step.metrics.still_over_limit) == (True, False)
+
+
 def test_protected_turns_stand_there_word_for_word() -> None:
     for row in trajectories(30, 5, unusual=0.0):
         line = line_of(row)
@@ -210,7 +257,7 @@ def test_a_row_within_the_target_is_not_touched() -> None:
     )
 
 
-def test_just_enough_of_the_oldest_is_folded_into_one_human_turn() -> None:
+def test_just_enough_of_the_oldest_is_folded_and_told_in_the_human_turn_before() -> None:
     line = line_of(conversation(10, 300, 300, 300, 10, 10))
     policy = replace(POLICY, target_max_tokens=900)
     step, (ask,) = finished(line, policy, 60)
@@ -219,14 +266,14 @@ def test_just_enough_of_the_oldest_is_folded_into_one_human_turn() -> None:
     assert (told.region_start_idx, told.region_end_idx, told.region_turns_count) == (4, 8, 4)
     assert (told.was_compressed, told.passes, told.still_over_limit, told.failed) == (True, 1, False, False)
     assert (told.tool_calls_before, told.tool_calls_after) == (6, 4)
-    assert (told.original_turns, told.compressed_turns, told.turns_removed) == (15, 12, 3)
+    assert (told.original_turns, told.compressed_turns, told.turns_removed) == (15, 11, 4)
     assert (told.summary_model, told.tokenizer, told.strategy) == ("small", "words", "summary")
     assert told.compression_ratio == round(told.compressed_tokens / told.original_tokens, 4)
     turns, old = json.loads(step.line)["conversations"], json.loads(line)["conversations"]
     assert turns[0]["value"] == "be good" + NOTICE
-    assert turns[1:4] == old[1:4]
-    assert turns[4] == {"from": "human", "value": f"{PREFIX} {'sum ' * 59}sum"}
-    assert turns[5:] == old[8:]
+    assert turns[1] == {"from": "human", "value": f"do it\n\n{PREFIX} {'sum ' * 59}sum"}
+    assert turns[2:4] == old[2:4]
+    assert turns[4:] == old[8:]
     assert ask.max_tokens == 200
     assert ask.prompt_tokens == COUNTER.text(ask.prompt) <= policy.window
     assert "[Turn 4 - GPT]" in ask.prompt
@@ -234,23 +281,41 @@ def test_just_enough_of_the_oldest_is_folded_into_one_human_turn() -> None:
     assert "Turn 8" not in ask.prompt
 
 
-def test_a_summary_that_came_out_long_is_folded_again_with_later_turns() -> None:
+def test_a_summary_that_came_out_long_takes_a_further_pass() -> None:
     line = line_of(conversation(10, 300, 300, 300, 300, 10, 10))
     policy = replace(POLICY, target_max_tokens=1100)
     step, asks = finished(line, policy, 600, 40)
     assert isinstance(step, Done)
     assert len(asks) == step.metrics.passes == 2
     assert asks[1].metrics.passes == 1
-    assert "sum sum" in asks[1].prompt
+    assert "r4 r4" in asks[1].prompt
+    assert "sum sum" not in asks[1].prompt
     assert not step.metrics.still_over_limit
-    assert step.line.count(PREFIX.encode()) == 1  # the long one is in the short one
+    assert step.line.count(PREFIX.encode()) == 2  # both in the human turn
     assert (step.metrics.region_start_idx, step.metrics.region_end_idx) == (4, 10)
 
 
+def test_a_long_summary_that_is_a_turn_of_its_own_is_folded_again() -> None:
+    row = conversation(300, 300, 300, 300, 10, 10)
+    row["conversations"][2:2] = [{"from": "gpt", "value": "<think>\n</think>\nyes"}, {"from": "human", "value": "on"}]
+    step, asks = finished(line_of(row), replace(POLICY, target_max_tokens=1100, first_tool=False), 600, 40)
+    assert isinstance(step, Done)
+    assert len(asks) == step.metrics.passes == 2
+    assert "sum sum" in asks[1].prompt
+    assert step.line.count(PREFIX.encode()) == 1
+    assert [turn["from"] for turn in json.loads(step.line)["conversations"]][:5] == [
+        "system",
+        "human",
+        "gpt",
+        "human",
+        "gpt",
+    ]
+
+
 def test_passes_end_where_each_summary_is_longer_than_the_last() -> None:
-    line = line_of(conversation(10, *[60] * 60, 10, 10))
-    policy = replace(POLICY, target_max_tokens=3500, summary_target_tokens=500)
-    step, asks = finished(line, policy, 900, 1150, 1400, 1650)
+    line = line_of(conversation(10, *[60] * 90, 10, 10))
+    policy = replace(POLICY, target_max_tokens=6000, summary_target_tokens=500)
+    step, asks = finished(line, policy, 1000, 1350, 1650, 1900)
     assert isinstance(step, Done)
     assert len(asks) == step.metrics.passes == MAX_PASSES
     assert (step.metrics.still_over_limit, step.metrics.was_compressed) == (True, True)
@@ -358,11 +423,11 @@ def test_one_huge_group_of_results_is_shortened_where_that_is_allowed(form: str)
     if form == "messages":
         calls = [{"id": f"{n}", "function": {"name": "t", "arguments": "{}"}} for n in range(8)]
         assistant = {"role": "assistant", "content": "", "tool_calls": calls}
-        row = {"messages": [{"role": "user", "content": "q"}, assistant, *results]}
+        row = {"messages": [{"role": "user", "content": "q"}, assistant, *results, {"role": "assistant"}]}
     else:
         row = conversation(5)
         blocks = ['<tool_response>\n{"name": "t", "content": "' + "data " * 5000 + '"}\n</tool_response>'] * 8
-        row["conversations"] = [*row["conversations"][:3], {"from": "tool", "value": "\n".join(blocks)}]
+        row["conversations"][3] = {"from": "tool", "value": "\n".join(blocks)}
     line = line_of(row)
     policy = replace(POLICY, target_max_tokens=10_000)
     kept = done(line, policy)
@@ -373,7 +438,10 @@ def test_one_huge_group_of_results_is_shortened_where_that_is_allowed(form: str)
     assert (step.metrics.shortened_turns, step.metrics.was_compressed, step.metrics.passes) == (1, True, 0)
     assert 9_000 < step.metrics.compressed_tokens <= 10_000
     assert step.metrics.region_start_idx == -1
-    for result in results_in(turns_of(step.line)[-1]):
+    row[form] = row[form][:-1]  # now the results are the last turn, which stays as it is
+    last = done(line_of(row), replace(policy, shorten_turns=True))
+    assert (last.line, last.metrics.still_over_limit) == (line_of(row), True)
+    for result in results_in(turns_of(step.line)[-2]):
         assert result.text.startswith("data data")
         assert result.text.endswith("data data ")
         assert "characters left out" in result.text
@@ -450,6 +518,19 @@ def odd_lines() -> Iterator[Any]:
     yield pytest.param(line_of({"messages": [{"role": "assistant", "tool_calls": [call]}]}), "", id="deep arguments")
 
 
+@pytest.mark.parametrize("field", ["conversations", "messages"])
+def test_rows_that_cannot_be_read_are_counted(field: str) -> None:
+    key, text = ("from", "value") if field == "conversations" else ("role", "content")
+    told = [{key: "user" if key == "role" else "human", text: "one two"}, {key: "observation", text: "three " * 9}, [1]]
+    line = line_of({field: told})
+    for target, over in ((100, False), (10, True)):
+        step = done(line, replace(POLICY, target_max_tokens=target))
+        metrics = step.metrics
+        assert (step.line, metrics.failed, metrics.still_over_limit) == (line, True, over)
+        assert (metrics.original_tokens, metrics.compressed_tokens) == (14, 14)  # [1] are three
+        assert (metrics.original_turns, metrics.compressed_turns) == (3, 3)
+
+
 @pytest.mark.parametrize(("line", "error"), list(odd_lines()))
 def test_an_odd_row_stays_as_it_is_and_says_why(line: bytes, error: str) -> None:
     step = done(line, POLICY)
@@ -473,7 +554,7 @@ def test_lone_surrogates_and_special_tokens_pass() -> None:
     step = done(line, replace(POLICY, target_max_tokens=900), 60)
     assert step.metrics.was_compressed
     told = json.loads(step.line.decode())
-    assert told["conversations"][1] == clean(row["conversations"][1])
+    assert told["conversations"][1]["value"].startswith(clean(row["conversations"][1]["value"]) + "\n\n")
     assert told["conversations"][-1] == row["conversations"][-1]
     assert list(told) == ["id", "conversations", "score", "\ufffd"]
 
@@ -492,6 +573,7 @@ def test_rows_that_the_template_refuses_are_kept() -> None:
     step = advance(one, [], POLICY, Refusing())
     assert isinstance(step, Done)
     assert (step.line, step.metrics.error) == (one, "the template says: no")
+    assert step.metrics.original_tokens == step.metrics.compressed_tokens == 1
     line = line_of(conversation(10, 300, 300, 300, 10, 10))
     later: Step = advance(line, ["sum sum"], replace(POLICY, target_max_tokens=900), Refusing())
     assert isinstance(later, Done)

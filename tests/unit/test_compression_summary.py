@@ -218,7 +218,8 @@ def test_a_turn_text_is_its_own_turn_text(reply: str) -> None:
 
 
 def test_a_summary_is_one() -> None:
-    assert problem_of("They ran ls; a < b, <toolset>, <div>, tool_call.", 1000, COUNTER) == ""
+    for text in ("a < b, <toolset>, <div>, tool_call.", "a function=b < |im_end|> <|> [tools] |x|>", "<functional=1>"):
+        assert problem_of(f"They ran ls; {text}", 1000, COUNTER) == ""
 
 
 @pytest.mark.parametrize("reply", ["", " \n\t", PREFIX, f" {PREFIX}\n", "[CONTEXT SUMMARY]", f"**{PREFIX}**"])
@@ -230,6 +231,29 @@ def test_nothing_is_no_summary(reply: str) -> None:
 @pytest.mark.parametrize("shape", ["<{}>", "</{}>", "<{} id='1'>", "`<{}>`", "<{}\n", "<{}/>"])
 def test_a_text_with_our_tags_is_no_summary(name: str, shape: str) -> None:
     assert problem_of(f"They ran {shape.format(name)} ls", 1000, COUNTER).startswith("the summary holds <")
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "<tool_calls>",
+        "</tool_calls>",
+        "<tool_responses>",
+        "<function_calls>",
+        "<function=ls>",
+        "<function = ls>",
+        "< tool_call>",
+        "</ tool_call >",
+        "<\n/think>",
+        "[TOOL_CALLS]",
+        "[/INST]",
+        "<|im_end|>",
+        "<|tool_calls_section_begin|>",
+        "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    ],
+)
+def test_a_text_with_control_tokens_or_the_tags_of_other_models_is_no_summary(tag: str) -> None:
+    assert problem_of(f"They ran {tag} ls", 1000, COUNTER) == f"the summary holds {tag}"
 
 
 def test_a_text_as_long_as_the_region_is_no_summary() -> None:

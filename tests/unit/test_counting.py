@@ -3,12 +3,14 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compression.counting import AROUND_MESSAGE, ROLES, open_counter
+from compression.forms import fields_of, read
 from compression.types import Count, Role, Turn
 from tests.unit.tokenizers_made import fresh, make_tokenizer
 from tools.errors import UsageProblem
@@ -24,7 +26,7 @@ LAST_THOUGHT_ONLY = (
 
 
 def turn(role: Role, text: str, messages: int = 1) -> Turn:
-    return Turn(role=role, text=text, raws=({},) * messages)
+    return Turn(role=role, text=text, raws=({"from": role, "value": text},) * messages)
 
 
 ROW = [
@@ -87,6 +89,51 @@ def test_a_template_counts_as_a_trainer_does(made: Path, tmp_path: Path) -> None
     count = counter.row(ROW)
     assert count.total == sum(count.turns) == tokens(made, chatml(ROW))
     assert counter.row([]) == Count(0, ())
+
+
+NATIVE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }} {{ message.name }}\n{{ message.content or '' }}"
+    "{% for call in message.tool_calls %}CALL {{ call.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "developer", "content": "Be good."},
+    {"role": "user", "content": "Say hello."},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "say", "arguments": '{"a": 1}'}}] * 2},
+    {"role": "tool", "tool_call_id": "a", "name": "say", "content": "It is done."},
+    {"role": "tool", "tool_call_id": "b", "name": "say", "content": "Done."},
+    {"role": "assistant", "content": "Hello!"},
+]
+
+
+def native(messages: list[dict[str, Any]]) -> Sequence[Turn]:
+    reading = read(fields_of(json.dumps({"messages": messages}).encode()))
+    assert reading
+    return reading.turns
+
+
+def test_messages_are_rendered_as_they_are(made: Path, tmp_path: Path) -> None:
+    calls = 'CALL {"name": "say", "arguments": "{\\"a\\": 1}"}' * 2
+    expected = (
+        "<|im_start|>developer \nBe good.<|im_end|>\n<|im_start|>user \nSay hello.<|im_end|>\n"
+        f"<|im_start|>assistant \n{calls}<|im_end|>\n<|im_start|>tool say\nIt is done.<|im_end|>\n"
+        "<|im_start|>tool say\nDone.<|im_end|>\n<|im_start|>assistant \nHello!<|im_end|>\n"
+    )
+    counter = open_counter(str(made), template(tmp_path, NATIVE))
+    turns = native(MESSAGES)
+    assert len(turns) == 5
+    count = counter.row(turns)
+    assert count.total == sum(count.turns) == tokens(made, expected)
+
+
+def test_special_tokens_that_calls_spell_are_text(made: Path, tmp_path: Path) -> None:
+    def spelling(text: str) -> Sequence[Turn]:
+        call = {"function": {"name": "say", "arguments": {"a": [text]}}}
+        return native([*MESSAGES[:2], MESSAGES[2] | {"tool_calls": [call]}, *MESSAGES[3:]])
+
+    counter = open_counter(str(made), template(tmp_path, NATIVE))
+    more = counter.text('"<|im_end|>"') - counter.text('""')
+    assert counter.row(spelling("<|im_end|>")).total == counter.row(spelling("")).total + more
+    assert more > 5
 
 
 def test_tokens_that_the_template_names(made: Path, tmp_path: Path) -> None:

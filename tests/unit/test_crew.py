@@ -114,6 +114,22 @@ async def test_a_row_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
     assert [done(step).line.decode() for step in steps] == lines
 
 
+async def test_what_comes_first_waits_for_one_chunk_at_most() -> None:
+    ended: list[str] = []
+
+    async def call(name: str, *, first: bool) -> None:
+        await members.advance(items("echo a"), first=first)
+        ended.append(name)
+
+    async with crew() as members, asyncio.TaskGroup() as group:
+        for name in "abcd":
+            group.create_task(call(name, first=False))
+        await asyncio.sleep(0)
+        for name in "xy":
+            group.create_task(call(name, first=True))
+    assert ended == list("abxycd")
+
+
 async def test_a_killed_worker_is_replaced() -> None:
     async with crew() as members:
         first = await worker_of(members)

@@ -63,9 +63,8 @@ def rank(name: str) -> int:
         return 0
     if name in SCRIPTS:
         return 6
-    order: tuple[str | tuple[str, ...], ...]
-    order = ("tools.environments.", "tools.", "agent.", "batch.", ("compression.", "swe."))
-    return 1 + next(place for place, package in enumerate(order) if f"{name}.".startswith(package))
+    order = [("tools.environments.",), ("tools.",), ("agent.",), ("batch.",), ("compression.", "swe.")]
+    return 1 + next(place for place, packages in enumerate(order) if f"{name}.".startswith(packages))
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
