@@ -94,6 +94,8 @@ def _read(line: bytes, fields: dict[str, bytes], policy: Policy, counter: Counte
     metrics = _as_read(blank, reading.turns, count, policy)
     if policy.skip_under_target and not metrics.still_over_limit:
         return Done(line=line, metrics=replace(metrics, skipped_under_target=True))
+    if any(turn.role == "system" for turn in reading.turns[1:]):  # whatever goes from between, its order would be worse
+        return Done(line=line, metrics=metrics)
     start = _Row(parts=parts_of(reading.turns, policy), count=count)
     return _Way(line=line, reading=reading, start=start, policy=policy, counter=counter, metrics=metrics)
 
