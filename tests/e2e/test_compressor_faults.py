@@ -117,7 +117,7 @@ def test_a_summarizer_whose_answers_are_all_refused_is_asked_no_more(folder: Pat
     with EndpointProcess(rules=[BROKEN["tags"]]) as endpoint:
         code, out, err = compress(*against(endpoint.url), *QUICK, "--max_concurrent_requests=1", home=folder)
         assert code == 3, out + err
-        assert 20 <= endpoint.stats()["requests"] < 25  # more are asked for while answers are judged
+        assert 20 <= endpoint.stats()["requests"] < 60  # of 120; some are asked for while answers are judged
     assert "20 summaries in a row" in out
     assert unchanged(folder)
 
