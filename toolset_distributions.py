@@ -19,7 +19,7 @@ class Distribution(Struct, frozen=True):
     """`toolsets` maps a toolset's name to its chance in percent, above 0 and at most 100, in the order of drawing."""
 
     description: str
-    toolsets: Mapping[str, int]
+    toolsets: Mapping[str, float]
 
 
 class UnknownDistribution(UsageProblem, ValueError):
@@ -98,12 +98,16 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 }
 
 
-def get_distribution(name: str) -> Distribution:
-    """The distribution of that name. Raises UnknownDistribution."""
-    if name in DISTRIBUTIONS:
-        return DISTRIBUTIONS[name]
-    near = difflib.get_close_matches(name, DISTRIBUTIONS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(DISTRIBUTIONS)}"
+NONE: Mapping[str, Distribution] = {}
+
+
+def get_distribution(name: str, own: Mapping[str, Distribution] = NONE) -> Distribution:
+    """The distribution of that name; `own` are further ones. Raises UnknownDistribution."""
+    known = {**DISTRIBUTIONS, **own}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
     raise UnknownDistribution(f"Unknown distribution {name!r}: {hint}")
 
 
@@ -124,9 +128,14 @@ def row_rng(seed: int, row_key: str) -> random.Random:
 
 
 def sample_toolsets(distribution: str, rng: random.Random) -> list[str]:
+    """As `draw`, by name. Raises UnknownDistribution."""
+    return draw(get_distribution(distribution), rng)
+
+
+def draw(distribution: Distribution, rng: random.Random) -> list[str]:
     """The toolsets of one prompt, never none: where nothing is drawn, the most probable one. One number is drawn per
-    toolset, in the order of the table. Raises UnknownDistribution."""
-    chances = get_distribution(distribution).toolsets
+    toolset, in the order of the table."""
+    chances = distribution.toolsets
     drawn = [toolset for toolset, percent in chances.items() if rng.random() * 100 < percent]
     return drawn or [max(chances, key=lambda toolset: chances[toolset])]
 
@@ -134,16 +143,16 @@ def sample_toolsets(distribution: str, rng: random.Random) -> list[str]:
 sample_toolsets_from_distribution = sample_toolsets
 
 
-def main() -> int:
-    """Prints the distributions, each one's toolsets by falling chance."""
+def main(own: Mapping[str, Distribution] = NONE) -> int:
+    """Prints the distributions, also those of a run's own, each one's toolsets by falling chance."""
     from rich.console import Console  # noqa: PLC0415 - late: only the listing draws
     from rich.table import Table  # noqa: PLC0415
 
     table = Table("Distribution", "Toolsets (chance in percent)", "Description", title="Toolset distributions")
-    for name, distribution in DISTRIBUTIONS.items():
+    for name, distribution in {**DISTRIBUTIONS, **own}.items():
         by_chance = sorted(distribution.toolsets.items(), key=lambda item: -item[1])
         table.add_row(
-            name, ", ".join(f"{toolset} {percent}" for toolset, percent in by_chance), distribution.description
+            name, ", ".join(f"{toolset} {percent:g}" for toolset, percent in by_chance), distribution.description
         )
     console = Console()
     if not console.is_terminal:

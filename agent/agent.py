@@ -27,7 +27,10 @@ from agent.text import clean
 from tools.environments.owner import current_owner
 from tools.environments.table import load_backend, resolve_backend
 from tools.errors import UsageProblem
-from tools.toolsets import missing
+from tools.services import Services, closed
+from tools.toolsets import Catalog, find_lacking
+
+CLOSE = 5.0  # seconds for connections and browsers at a conversation's end
 
 
 class AIAgent:
@@ -55,8 +58,10 @@ class AIAgent:
         self._environ: Mapping[str, str] = ChainMap(own, os.environ)
         targets = () if is_local(model) else resolve_targets(model, provider, base_url, api_key, environ=os.environ)
         self._spec = ModelSpec(model=model, targets=targets, options=options)
-        self._policy = msgspec.structs.replace(policy, keep_no_reasoning=True, keep_unknown_tools=True)
-        self._toolsets = _tool_names(toolsets)
+        tools = msgspec.structs.replace(policy.tools, sees=policy.tools.sees or ("" if is_local(model) else model))
+        self._policy = msgspec.structs.replace(policy, keep_no_reasoning=True, keep_unknown_tools=True, tools=tools)
+        self._catalog = Catalog(lacking=find_lacking(tools, self._environ))
+        self._toolsets = self._tool_names(toolsets)
         self._requested_backend = container_backend
         self._checker = success_checker
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, RunGate] = WeakKeyDictionary()
@@ -84,25 +89,29 @@ class AIAgent:
             raise UsageProblem("the prompt is blank")
         if max_turns is not None and max_turns < 1:
             raise UsageProblem(f"max_turns must be at least 1, not {max_turns}")
-        names = _tool_names(tools) or self._toolsets
+        names = self._tool_names(tools) or self._toolsets
         backend = load_backend(await resolve_backend(self._requested_backend, bool(container_image)))
         which = Try(
             prompt_index=0, task_id=task_id or f"task_{uuid.uuid4().hex[:12]}", row_key=f"id:{task_id}", row_sha=""
         )
         row_prompt = Prompt(text=clean(prompt), image=container_image, tools=names, max_turns=max_turns)
         model = open_model(self._spec, self._gate(), self._environ)
+        services = Services(self._policy.tools, self._environ)
         around = Surroundings(
             model=model,
             backend=backend,
             owner=current_owner("agent"),
-            redactor=redactor_for(self._spec, self._environ)[0],
+            redactor=redactor_for([self._spec], self._environ, self._policy.tools)[0],
+            catalog=self._catalog,
+            services=services,
+            eye=model if self._policy.tools.sees else None,
             checker=self._checker,
             stopping=lambda: "",
         )
         try:
             return _result(await Rollout(row_prompt, which, self._policy, around).run())
         finally:
-            await _close(model)
+            await _close(model, services)
 
     def _gate(self) -> RunGate:
         """That of the running loop; a new one after a stop, for what stopped may have been mended since."""
@@ -112,17 +121,16 @@ class AIAgent:
             gate = self._gates[loop] = RunGate(self._spec.keys)
         return gate
 
+    def _tool_names(self, given: str | Sequence[str]) -> tuple[str, ...]:
+        names = (given,) if isinstance(given, str) else tuple(given)
+        if absent := self._catalog.missing(names):
+            raise UsageProblem("; ".join(f"{name}: {lack}" for name, lack in absent.items()))
+        return names
 
-def _tool_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if absent := missing(names):
-        raise UsageProblem(f"not available here: {', '.join(absent)}")
-    return names
 
-
-async def _close(model: Model) -> None:
+async def _close(model: Model, services: Services) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(model.close(), 2)
+        await asyncio.wait_for(closed([model.close(), services.close()]), CLOSE)
 
 
 def _result(row: Row) -> dict[str, Any]:

@@ -8,14 +8,11 @@ or async.
 
 import asyncio
 import importlib
-import importlib.util
 import inspect
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,10 @@ import msgspec
 from msgspec import Struct
 
 from agent.faults import Done, Fault, attempted, fault_of, guarded
-from agent.threads import in_thread
 from tools.environments.base import Environment
 from tools.errors import RowFailed, UsageProblem
+from tools.plugins import module_at
+from tools.threads import in_thread
 
 Plugin = Callable[..., Any]
 
@@ -53,16 +51,10 @@ def load_plugin(name: str) -> Plugin:
 
 
 def _from_file(name: str) -> Any:
-    path_text, function = name.rsplit(":", 1)
-    path = Path(path_text).resolve()
-    own_name = f"plugin_{sha256(os.fsencode(path)).hexdigest()[:16]}"  # two files may have one name
-    spec = importlib.util.spec_from_file_location(own_name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise UsageProblem(f"cannot load {name}: there is no file {path_text}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return getattr(module, function)
+    path, function = name.rsplit(":", 1)
+    if not Path(path).is_file():
+        raise UsageProblem(f"cannot load {name}: there is no file {path}")
+    return getattr(module_at(path), function)
 
 
 def _from_module(name: str) -> Any:

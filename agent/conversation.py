@@ -22,11 +22,25 @@ from agent.text import Redactor, clean, json_text
 from agent.types import NO_SPEND, Message, RawCall, Reply, Spend, ToolCall
 from tools.base import Tool, ToolContext, ToolSpec
 from tools.errors import ToolError
+from tools.limits import MAX_RESULT, SHOWN, UNLIMITED, rooms, shortened
+from tools.result_files import spilled
 
 CONTINUATIONS = 3  # a cut text is asked to go on this often
 EMPTY_RETRIES = 2  # an empty reply is asked again this often
 BAD_TURNS = 3  # turns in a row with nothing but refused calls
+ENDED = "Not run: the task had ended with the call before."
 GO_ON = "Your last message was cut off. Go on exactly where it stopped, without repeating anything."
+
+_UNTIL_ITS_END = (
+    r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|>&\d|[^;&\n>"'\\])*(?=;|\n|&(?!>)|\Z)(?![^\n]*(?:;\s*\}}|\))\s*>)"""
+)
+_SAYING = (
+    r"""(?:^|[;&|({{])[ \t]*(?:echo(?:\s+-\w+)*|printf(?:\s+--)?(?:\s+["']?%[sb]\\n["']?)?)"""
+    r"""\s+\$?(?:"{0}(?:\\.|[^"\\])*"|'{0}[^']*'|{0})""" + _UNTIL_ITS_END,
+    r"""\bprint\w*\(\s*["']{0}(?:[^>\n]|>&\d)*$""",
+    r"""^[^>\n]*<<-?[ \t]*["'\\]?\w[^>\n]*\n[ \t]*{0}[ \t]*$""",
+)
+"""Ways to say a word, {0}. Up to the end of its pipeline nothing is written into a file."""
 
 
 class ConversationOptions(Struct, frozen=True, kw_only=True):
@@ -56,6 +70,15 @@ class End(Struct, frozen=True, kw_only=True):
     retryable: bool = False
 
 
+class Noted(Struct, frozen=True):
+    """A result of the turn that goes on, without secrets: its call's tool, its size as JSON text, its message."""
+
+    name: str
+    size: int
+    place: int
+    result: dict[str, Any]
+
+
 class ToolEvent(Struct, frozen=True):
     """One call's verdict, taken when the tool returned."""
 
@@ -64,13 +87,14 @@ class ToolEvent(Struct, frozen=True):
 
 
 def says(command: str, word: str) -> bool:
-    """Whether a command says a word itself, with `echo`, `printf`, `print(` or a line of a here-document: not one that
-    shows a file in which it stands, or only names it."""
-    if not word:
-        return False
-    spoken = re.escape(word)
-    told = rf"(?:^|[;&|({{])\s*(?:echo|printf)\b[^;&|\n]*{spoken}|\bprint\w*\(\s*[\"']{spoken}|^\s*{spoken}\s*$"
-    return re.search(told, command, re.MULTILINE) is not None
+    """Whether a command says a word itself, as the first of what `echo`, `printf`, `print(` or a here-document prints,
+    and not into a file: not one that shows a file in which it stands, or only names it."""
+    return bool(word) and any(re.search(form.format(re.escape(word)), command, re.MULTILINE) for form in _SAYING)
+
+
+def _is_good(result: Mapping[str, Any]) -> bool:
+    """The verdict on a tool's result."""
+    return not result.get("error") and result.get("success") is not False
 
 
 class Conversation:
@@ -94,11 +118,12 @@ class Conversation:
         self.api_calls = 0
         self.spend: Spend = NO_SPEND
         self.events: list[ToolEvent] = []
+        self.inner_events: list[ToolEvent] = []  # of calls that tools made
         self.refused_names: Counter[str] = Counter()
         self.final_response = ""
         self.model_name = model.name
         self.context_trimmed = False
-        self._model = model
+        self.model = model
         self._context = context
         self._tools: Mapping[str, Tool] = {tool.spec.name: tool for tool in tools}
         self._specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in tools)
@@ -110,6 +135,7 @@ class Conversation:
         self._empty_replies = 0
         self._cuts = 0
         self._last_words: str | None = None  # what a command printed behind the sentinel
+        self._noted: list[Noted] = []
         self._unanswered: list[CheckedCall] = []  # calls of the last turn without a result so far
         self._cut_reply: Message | None = None  # its text so far: kept apart until it is whole
 
@@ -164,7 +190,7 @@ class Conversation:
         self._stop_if_asked()
         request = self._request()
         try:
-            reply = await self._model.reply(request)
+            reply = await self.model.reply(request)
         except RunStopped as stop:
             self.spend += stop.spend
             raise
@@ -286,12 +312,14 @@ class Conversation:
         cut = reply.finish_reason == "length"
         last = len(raw_calls) - 1
         checked = [
-            check_call(raw, self._wire_id(raw, number), self._tools, cut=cut and number == last, purge=self._purged)
+            check_call(raw, self._wire_id(raw, number), self._tools, cut=cut and number == last, purge=self.purged)
             for number, raw in enumerate(raw_calls)
         ]
         said = self._keep(reply, tuple(each.call for each in checked)).content
         self._unanswered = list(checked)
+        self._noted = []
         await self._run_calls(checked)
+        await self._spill()
         if self._last_words is not None:
             self.final_response = self._last_words or said
             return await self._completed()
@@ -302,7 +330,8 @@ class Conversation:
         reason = next(kind for kind in ("truncated", "invalid_arguments", "invalid_tool") if kind in kinds)
         return End(status="partial", reason=reason, error=checked[-1].call.problem)
 
-    def _purged(self, value: Any) -> Any:
+    def purged(self, value: Any) -> Any:
+        """A JSON value without secrets and without what no file takes."""
         return self._redactor.value(clean(value))
 
     def _wire_id(self, raw: RawCall, number: int) -> str:
@@ -317,7 +346,8 @@ class Conversation:
             await self._run_at_once(checked)
             return
         for call in checked:
-            self._note(call, await self._result(call))
+            ended = self._last_words is not None
+            self._note(call, {"error": ENDED} if ended else await self._result(call))
             if self._last_words is None:
                 self._stop_if_asked()
 
@@ -331,6 +361,35 @@ class Conversation:
             if isinstance(result, BaseException):
                 raise result
 
+    @property
+    def offered(self) -> Sequence[ToolSpec]:
+        """The tools."""
+        return self._specs
+
+    async def call_inside(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The result of a call that a tool makes and not the model: it is no turn, and counted apart."""
+        call = RawCall(name=name, arguments=arguments)
+        checked = check_call(call, "", self._tools, cut=False, purge=self.purged)
+        ok = False
+        try:
+            result: dict[str, Any] = self.purged(await self._result(checked))
+            ok = _is_good(result)
+        finally:
+            self.inner_events.append(ToolEvent(checked.call.name, ok))
+        return result
+
+    def side_request(self, messages: Sequence[Message]) -> ModelRequest:
+        """A request beside the conversation, within its time: the first of one of its own."""
+        options = self.options
+        return ModelRequest(
+            messages=messages,
+            task_id=options.task_id,
+            row_key=options.row_key,
+            sample_index=options.sample_index,
+            turn=1,
+            clock=self._clock,
+        )
+
     async def _result(self, checked: CheckedCall) -> dict[str, Any]:
         if checked.tool is None:
             return {"error": checked.call.problem}
@@ -342,15 +401,28 @@ class Conversation:
 
     def _note(self, checked: CheckedCall, result: dict[str, Any]) -> None:
         self._unanswered.remove(checked)
-        self._count(checked, ok=not result.get("error") and result.get("success") is not False)
-        result, call = self._purged(result), checked.call
-        self.messages.append(Message(role="tool", content=json_text(result), tool_call_id=call.id, name=call.name))
+        self._count(checked, ok=_is_good(result))
+        result, call = self.purged(result), checked.call
+        text = json_text(result)
+        self._noted.append(Noted(call.name, len(text), len(self.messages), result))
+        if len(text) > MAX_RESULT and call.name not in UNLIMITED:  # whatever ends the turn before it can be spilled
+            text = json_text(shortened(result, SHOWN).result)
+        self.messages.append(Message(role="tool", content=text, tool_call_id=call.id, name=call.name))
         if call.name == "terminal" and says(str(call.arguments.get("command")), self.options.sentinel):
             self._listen_for_the_end(result)
 
+    async def _spill(self) -> None:
+        """Results of the turn that are too large, alone or together, go into files of the sandbox."""
+        noted, self._noted = self._noted, []
+        for number, room in rooms([(each.name, each.size) for each in noted]).items():
+            place, result = noted[number].place, noted[number].result
+            message = self.messages[place]
+            short = await spilled(self._context.environment, message.tool_call_id, result, room)
+            self.messages[place] = msgspec.structs.replace(message, content=json_text(short))
+
     def _listen_for_the_end(self, result: Mapping[str, Any]) -> None:
         first, _, rest = str(result.get("output", "")).partition("\n")
-        if first and first == self.options.sentinel and result.get("exit_code") == 0:
+        if first.rstrip() == self.options.sentinel and result.get("exit_code") == 0:
             self._last_words = rest.strip()
 
     def _count(self, checked: CheckedCall, *, ok: bool) -> None:

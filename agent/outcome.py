@@ -10,24 +10,28 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from agent.catalog import Sources
 from agent.checkers import Judgement
-from agent.conversation import Conversation, End
+from agent.conversation import Conversation, End, ToolEvent
 from agent.prompt import Prompt, Try
 from agent.row import Row, RowEnvironment, RowMetadata, ToolCount, Turn
 from agent.text import Redactor, clean, json_text
 from agent.trajectory import format_trajectory, reasoning_counts
-from agent.types import NO_SPEND, Message
+from agent.types import NO_SPEND, Message, Spend
 from tools.base import Tool
 from tools.environments.base import Limits
-from tools.toolsets import BUILT_IN_TOOLS, toolset_of
+from tools.services import ToolSettings
+from tools.toolsets import BUILT_IN, BUILT_IN_TOOLS, Catalog
 
 ERROR_HEAD = 2000  # characters of an error that a row keeps
 
 
 class RolloutPolicy(Struct, frozen=True, kw_only=True):
     """What a run decides for all its rows. Crosses the process border: plain values, no keys. `sentinel`: see
-    `ConversationOptions`; `own_tools`: name -> `module:OBJECT` of what stands in for a tool; `steps` is `module:NAME`
-    of the `agent.steps.Steps` that the run's workers take around every conversation, made with `steps_options`."""
+    `ConversationOptions`; `own_tools`: name -> `module:OBJECT` of what stands in for a tool; `lacking`: tools that are
+    not offered because they cannot be had here -> what they lack; `sources`: where the run's own tools come from;
+    `steps` is `module:NAME` of the `agent.steps.Steps` that the run's workers take around every conversation, made with
+    `steps_options`."""
 
     seed: int = 0
     send_seed: bool = False
@@ -50,12 +54,16 @@ class RolloutPolicy(Struct, frozen=True, kw_only=True):
     max_attempts: int = 3
     sentinel: str = ""
     own_tools: dict[str, str] = {}
+    tools: ToolSettings = ToolSettings()
+    lacking: dict[str, str] = {}
+    sources: Sources = Sources()
     steps: str = ""
     steps_options: dict[str, str] = {}
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """The end of a try, its parts still apart. Without a conversation the model was never asked."""
+    """The end of a try, its parts still apart. Without a conversation the model was never asked. `beside`: what its
+    children cost."""
 
     prompt: Prompt
     which: Try
@@ -63,10 +71,12 @@ class Outcome(Struct, frozen=True, kw_only=True):
     tools: Sequence[Tool]
     redactor: Redactor
     model: str
+    catalog: Catalog = BUILT_IN
     conversation: Conversation | None = None
     environment: RowEnvironment = RowEnvironment()
     judgement: Judgement | None = None
     seconds: float = 0.0
+    beside: Spend = NO_SPEND
 
 
 def row_of(outcome: Outcome, end: End) -> Row:
@@ -111,7 +121,7 @@ def judged(row: Row, judgement: Judgement, redactor: Redactor) -> Row:
 
 def _row_of_try(outcome: Outcome, turns: list[Turn]) -> Row:
     which, conversation = outcome.which, outcome.conversation
-    spend = conversation.spend if conversation else NO_SPEND
+    spend = (conversation.spend if conversation else NO_SPEND) + outcome.beside
     unknown = _unknown_tools(outcome)
     stats, extra = _tool_stats(outcome)
     return Row(
@@ -123,7 +133,7 @@ def _row_of_try(outcome: Outcome, turns: list[Turn]) -> Row:
             model=conversation.model_name if conversation else outcome.model,
         ),
         api_calls=conversation.api_calls if conversation else 0,
-        toolsets_used=sorted({toolset_of(tool.spec.name) for tool in outcome.tools}) or ["none"],
+        toolsets_used=sorted({outcome.catalog.toolset_of(tool.spec.name) for tool in outcome.tools}) or ["none"],
         tool_stats=stats,
         tool_error_counts={name: count.failure for name, count in stats.items()},
         task_id=which.task_id,
@@ -136,12 +146,14 @@ def _row_of_try(outcome: Outcome, turns: list[Turn]) -> Row:
         usage=spend.usage,
         requests=spend.requests,
         cost_usd=float(spend.cost_usd),
+        unreported=spend.unreported,
         duration_seconds=round(outcome.seconds, 3),
         final_response=conversation.final_response if conversation else "",
         environment=outcome.environment,
         tools_offered=" ".join(tool.spec.name for tool in outcome.tools),
         unknown_tools=json_text([{"name": name, "count": unknown[name]} for name in sorted(unknown)]),
         extra_tool_stats=json_text(msgspec.to_builtins(extra)),
+        inner_tool_stats=json_text(msgspec.to_builtins(_tallies(conversation.inner_events if conversation else ()))),
         context_trimmed=bool(conversation and conversation.context_trimmed),
         dataset_row=json_text(outcome.redactor.value(clean(outcome.prompt.rest))),
     )
@@ -199,21 +211,24 @@ def _after_policy(outcome: Outcome, end: End, *, has_reasoning: bool) -> tuple[s
 def _unknown_tools(outcome: Outcome) -> dict[str, int]:
     """Invented names: a tool that exists but was not offered is no invention."""
     called = outcome.conversation.refused_names if outcome.conversation else {}
-    return {name: count for name, count in called.items() if name not in BUILT_IN_TOOLS}
+    return {name: count for name, count in called.items() if name not in outcome.catalog.names}
 
 
 def _tool_stats(outcome: Outcome) -> tuple[dict[str, ToolCount], dict[str, ToolCount]]:
     """Every built-in tool, zero-filled; and the run's own tools that were called."""
-    good: Counter[str] = Counter()
-    bad: Counter[str] = Counter()
-    for event in outcome.conversation.events if outcome.conversation else ():
-        (good if event.ok else bad)[event.name] += 1
+    tallies = _tallies(outcome.conversation.events if outcome.conversation else ())
+    own = sorted({*(tool.spec.name for tool in outcome.tools), *outcome.catalog.names} - set(BUILT_IN_TOOLS))
+    return (
+        {name: tallies.get(name, ToolCount()) for name in BUILT_IN_TOOLS},
+        {name: tallies[name] for name in own if name in tallies},
+    )
 
-    def count(name: str) -> ToolCount:
-        return ToolCount(good[name] + bad[name], good[name], bad[name])
 
-    own = sorted({tool.spec.name for tool in outcome.tools} - set(BUILT_IN_TOOLS))
-    return {name: count(name) for name in BUILT_IN_TOOLS}, {name: count(name) for name in own if count(name).count}
+def _tallies(events: Sequence[ToolEvent]) -> dict[str, ToolCount]:
+    """Of each tool that was called, sorted by name."""
+    good = Counter(event.name for event in events if event.ok)
+    bad = Counter(event.name for event in events if not event.ok)
+    return {name: ToolCount(good[name] + bad[name], good[name], bad[name]) for name in sorted(good | bad)}
 
 
 def utc_text(seconds: float) -> str:

@@ -10,21 +10,26 @@ from msgspec import Struct
 from agent.checkers import Judgement, Plugin, judge
 from agent.clock import RowClock
 from agent.conversation import Conversation, ConversationOptions, End
+from agent.delegation import Delegation, Family
+from agent.ends import failed_end, fault_end, stopped_end, timeout_end
 from agent.errors import RunStopped
-from agent.faults import Done, Fault, guarded
+from agent.faults import Done, guarded
 from agent.models.base import Model
 from agent.outcome import Outcome, RolloutPolicy, row_of
+from agent.partner import ConversationPartner
 from agent.prompt import Prompt, Try
-from agent.row import Row, RowEnvironment
+from agent.row import ChildRow, Row, RowEnvironment
 from agent.steps import Left, Steps, leave
 from agent.task_object import task_object
 from agent.text import Redactor
-from agent.types import Message
+from agent.types import NO_SPEND, Message
 from tools.base import Tool, ToolContext
 from tools.environments.base import Backend, Environment, EnvironmentSpec, Owner
+from tools.environments.ending import to_the_end
 from tools.errors import RowFailed, SetupFailed, SetupTimeout, ToolError
-from tools.toolsets import load_tool_at, resolve_names, resolve_toolsets, select_tools
-from toolset_distributions import row_rng, sample_toolsets
+from tools.services import Services, ToolSettings
+from tools.toolsets import BUILT_IN, Catalog, load_tool_at
+from toolset_distributions import draw, row_rng
 
 CLEAN_UP = 60.0  # seconds that a sandbox may outlive its row's deadline before anybody may remove it
 
@@ -38,20 +43,23 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     redactor: Redactor
     checker: Plugin | None = None
     steps: Steps | None = None
+    catalog: Catalog = BUILT_IN
+    services: Services = Services(ToolSettings(), {})
+    eye: Model | None = None  # answers questions about pictures
     stopping: Callable[[], str]  # "" or why the run stops
 
 
-def offered_tools(prompt: Prompt, policy: RolloutPolicy, row_key: str) -> tuple[Tool, ...]:
+def offered_tools(prompt: Prompt, policy: RolloutPolicy, row_key: str, catalog: Catalog = BUILT_IN) -> tuple[Tool, ...]:
     """Those that are to be had here, by name. A row's own tools beat the run's explicit set and what the run disables;
     that set beats the distribution, which is sampled by (seed, row_key) alone."""
-    return tuple(_as_the_run_has_it(tool, policy) for tool in _chosen_tools(prompt, policy, row_key))
+    return tuple(_as_the_run_has_it(tool, policy) for tool in _chosen_tools(prompt, policy, row_key, catalog))
 
 
-def _chosen_tools(prompt: Prompt, policy: RolloutPolicy, row_key: str) -> tuple[Tool, ...]:
+def _chosen_tools(prompt: Prompt, policy: RolloutPolicy, row_key: str, catalog: Catalog) -> tuple[Tool, ...]:
     if prompt.tools:
-        return select_tools(resolve_names(prompt.tools))
-    toolsets = policy.enabled_toolsets or sample_toolsets(policy.distribution, row_rng(policy.seed, row_key))
-    return select_tools(resolve_toolsets(toolsets), policy.disabled_toolsets)
+        return catalog.select(catalog.resolve_names(prompt.tools))
+    toolsets = policy.enabled_toolsets or draw(catalog.distribution(policy.distribution), row_rng(policy.seed, row_key))
+    return catalog.select(catalog.resolve_toolsets(toolsets), policy.disabled_toolsets)
 
 
 def _as_the_run_has_it(tool: Tool, policy: RolloutPolicy) -> Tool:
@@ -72,11 +80,13 @@ class Rollout:
         self.which = which
         self.policy = policy
         self.around = around
-        self.tools = offered_tools(prompt, policy, which.row_key)
+        self.tools = offered_tools(prompt, policy, which.row_key, around.catalog)
         self.clock = RowClock(prompt.timeout_seconds or policy.timeout)
         self._began = time.monotonic()
         self._conversation: Conversation | None = None
+        self._delegation: Delegation | None = None
         self._end: End | None = None
+        self._final_end = End(status="stopped")
         self._environment = RowEnvironment()
         self._judgement: Judgement | None = None
         self._left = Left()
@@ -104,7 +114,12 @@ class Rollout:
         end = self._work.result() if self._work.done() and not self._work.cancelled() else self._cut_off()
         if self._conversation is not None:  # an abandoned one has not come to it
             self._conversation.settle()
-        return self.row(self._with_problem(end))
+        self._final_end = self._with_problem(end)
+        return self.row(self._final_end)
+
+    def children(self) -> list[ChildRow]:
+        """The rows of its child conversations, once `run` has given its own."""
+        return self._delegation.rows(self._outcome(), self._final_end) if self._delegation else []
 
     # --- start to end
 
@@ -112,14 +127,14 @@ class Rollout:
         try:
             outcome = await guarded(self._in_time())
         except RowFailed as failed:
-            return self._failed(failed)
+            return failed_end(failed)
         except RunStopped as stop:
-            return End(status="stopped", reason=stop.reason, error=stop.message, retryable=True)
+            return stopped_end(stop)
         except TimeoutError:
             return self._out_of_time()
         except asyncio.CancelledError:
             return self._cut_off()
-        return outcome.value if isinstance(outcome, Done) else self._fault(outcome)
+        return outcome.value if isinstance(outcome, Done) else fault_end(outcome)
 
     async def _in_time(self) -> End:
         async with self.clock.timeout:
@@ -170,14 +185,15 @@ class Rollout:
             raise SetupFailed(f"the row's setup command ended with {result.exit_code}: {result.output[-500:]}")
 
     async def _converse(self, environment: Environment) -> End:
-        conversation, steps = self._open_conversation(environment), self.around.steps
-        if steps is None:
-            return await conversation.run()
+        conversation, context = self._open_conversation(environment)
         try:
             self._end = await conversation.run()
         finally:
-            after = steps.after(environment, self.prompt, self.which)
-            self._left = await leave(after, self.clock, cut=bool(self._stop_reason))
+            if (steps := self.around.steps) is not None:
+                after = steps.after(environment, self.prompt, self.which)
+                self._left = await leave(after, self.clock, cut=bool(self._stop_reason))
+            if context.has_ends:
+                await to_the_end(context.close())
         if self._left.failed is not None:
             self._end = None
             raise self._left.failed
@@ -190,18 +206,41 @@ class Rollout:
         errors = dict.fromkeys(text for text in (end.error, self._left.problem) if text)
         return msgspec.structs.replace(end, error="\n".join(errors))
 
-    def _open_conversation(self, environment: Environment) -> Conversation:
+    def _open_conversation(self, environment: Environment) -> tuple[Conversation, ToolContext]:
+        around = self.around
+        context = ToolContext(environment, self.policy.command_timeout, around.services, self.which.task_id)
         self._conversation = Conversation(
-            self.around.model,
+            around.model,
             self.tools,
-            ToolContext(environment, self.policy.command_timeout),
+            context,
             [*self.prompt.context, Message(role="user", content=self.prompt.text)],
             self._conversation_options(),
             clock=self.clock,
-            redactor=self.around.redactor,
-            stopping=lambda: self._stop_reason or self.around.stopping(),
+            redactor=around.redactor,
+            stopping=self._stopping,
         )
-        return self._conversation
+        self._delegation = Delegation(self._family(environment))
+        context.partner = ConversationPartner(self._conversation, around.eye, self._delegation.delegate)
+        return self._conversation, context
+
+    def _stopping(self) -> str:
+        return self._stop_reason or self.around.stopping()
+
+    def _family(self, environment: Environment) -> Family:
+        around = self.around
+        return Family(
+            model=around.model,
+            eye=around.eye,
+            tools=self.tools,
+            catalog=around.catalog,
+            environment=environment,
+            services=around.services,
+            command_timeout=self.policy.command_timeout,
+            options=self._conversation_options(),
+            clock=self.clock,
+            redactor=around.redactor,
+            stopping=self._stopping,
+        )
 
     def _conversation_options(self) -> ConversationOptions:
         policy, prompt, which = self.policy, self.prompt, self.which
@@ -230,20 +269,22 @@ class Rollout:
 
     def row(self, end: End) -> Row:
         """Everything that this try left behind, as it stands."""
-        return row_of(
-            Outcome(
-                prompt=self.prompt,
-                which=self.which,
-                policy=self.policy,
-                tools=self.tools,
-                redactor=self.around.redactor,
-                model=self.around.model.name,
-                conversation=self._conversation,
-                environment=self._environment,
-                judgement=self._judgement,
-                seconds=time.monotonic() - self._began,
-            ),
-            end,
+        return row_of(self._outcome(), end)
+
+    def _outcome(self) -> Outcome:
+        return Outcome(
+            prompt=self.prompt,
+            which=self.which,
+            policy=self.policy,
+            tools=self.tools,
+            redactor=self.around.redactor,
+            model=self.around.model.name,
+            catalog=self.around.catalog,
+            conversation=self._conversation,
+            environment=self._environment,
+            judgement=self._judgement,
+            seconds=time.monotonic() - self._began,
+            beside=self._delegation.spend if self._delegation else NO_SPEND,
         )
 
     # --- ends that come from outside the conversation
@@ -257,19 +298,5 @@ class Rollout:
         if self._end is not None:  # only the checker or the clean-up was too slow
             return self._end
         if self._conversation is None:
-            return self._failed(SetupTimeout("making the sandbox ready took longer than the row had"))
-        return End(status="timeout", reason="timeout", error="the row's time ran out", retryable=True)
-
-    def _failed(self, failed: RowFailed) -> End:
-        return End(
-            status="failed",
-            reason=failed.error_class,
-            error=str(failed),
-            error_class=failed.error_class,
-            retryable=failed.retryable,
-        )
-
-    def _fault(self, fault: Fault) -> End:
-        return End(
-            status="failed", reason="internal", error=f"{fault}\n{fault.trace}", error_class="internal", retryable=True
-        )
+            return failed_end(SetupTimeout("making the sandbox ready took longer than the row had"))
+        return timeout_end()

@@ -8,7 +8,7 @@ a decimal point, no list that may stay empty, no object whose keys vary (those t
 import msgspec
 from msgspec import Struct, field
 
-from agent.types import Usage
+from agent.types import Unreported, Usage
 
 
 class Turn(Struct, frozen=True):
@@ -72,15 +72,31 @@ class Row(Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     requests: int = 0
     cost_usd: float = 0.0
+    unreported: Unreported = Unreported()
     duration_seconds: float = 0.0
     final_response: str = ""
     environment: RowEnvironment = RowEnvironment()
     tools_offered: str = ""
     unknown_tools: str = "[]"
     extra_tool_stats: str = "{}"
+    inner_tool_stats: str = "{}"
     context_trimmed: bool = False
     context_turns: int = 0
     dataset_row: str = "{}"
+
+
+class ChildRow(Row, frozen=True, kw_only=True):
+    """A row of `batch_N.children.jsonl`: a child conversation of the try in `batch_N.jsonl` whose row_key is
+    `parent_row_key`, with the same sample_index and attempt. `row_key` and `task_id`: the parent's with `.child_N`."""
+
+    parent_row_key: str
+    child_index: int
+    goal: str
+
+
+def child_name(parent: str, index: int) -> str:
+    """What a child is called after its parent: its row_key, its task_id."""
+    return f"{parent}.child_{index}"
 
 
 def encode_row(row: Row) -> bytes:
@@ -89,3 +105,4 @@ def encode_row(row: Row) -> bytes:
 
 
 decode_row = msgspec.json.Decoder(Row).decode
+decode_child = msgspec.json.Decoder(ChildRow).decode

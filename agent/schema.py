@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from agent.threads import in_thread
+from tools.threads import in_thread
 
 TIME_LIMIT = 10.0  # seconds that an answer's check may take, a process's start included
 _ROOT = str(Path(__file__).resolve().parent.parent)

@@ -68,11 +68,24 @@ def open_tokenizer(name: str) -> Tokenizer:
     if name in tiktoken.list_encoding_names():
         return _Tiktoken(name, name)
     if path := _existing(name):
-        return _HuggingFace(name, path / _TOKENIZER_FILE if path.is_dir() else path)
+        return _HuggingFace(name, _within(path))
     try:
         return _Tiktoken(name, tiktoken.model.encoding_name_for_model(name))
     except KeyError:  # no model of OpenAI's
         return _HuggingFace(name, _downloaded(name))
+
+
+def tokenizer_file(name: str) -> Path | None:
+    """The file on this machine that `open_tokenizer` reads for a name that is its path, or its folder's; None for other
+    names."""
+    import tiktoken  # noqa: PLC0415 - as above
+
+    path = None if name in tiktoken.list_encoding_names() else _existing(name)
+    return _within(path) if path else None
+
+
+def _within(path: Path) -> Path:
+    return path / _TOKENIZER_FILE if path.is_dir() else path
 
 
 def _existing(name: str) -> Path | None:

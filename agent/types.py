@@ -28,19 +28,51 @@ class Usage(Struct, frozen=True, kw_only=True):
         )
 
 
+class Unreported(Struct, frozen=True, kw_only=True):
+    """What replies that reported no usage are taken to have cost."""
+
+    replies: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+
+    def __add__(self, other: "Unreported") -> "Unreported":
+        return Unreported(
+            replies=self.replies + other.replies,
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cost_usd=self.cost_usd + other.cost_usd,
+        )
+
+
+NOTHING_UNREPORTED = Unreported()
+
+
 class Spend(Struct, frozen=True, kw_only=True):
-    """What model calls cost: all HTTP requests, retries too, and what each reply reported."""
+    """What model calls cost: all HTTP requests, retries too, and what each reply reported. `unreported` is on top."""
 
     requests: int = 0
     usage: Usage = Usage()
     cost_usd: float = 0.0
+    unreported: Unreported = NOTHING_UNREPORTED
 
     def __add__(self, other: "Spend") -> "Spend":
         return Spend(
             requests=self.requests + other.requests,
             usage=self.usage + other.usage,
             cost_usd=self.cost_usd + other.cost_usd,
+            unreported=self.unreported + other.unreported if other.unreported.replies else self.unreported,
         )
+
+    @property
+    def all_tokens(self) -> int:
+        """Reported or else estimated: what budgets count."""
+        return self.usage.total_tokens + self.unreported.input_tokens + self.unreported.output_tokens
+
+    @property
+    def all_cost(self) -> float:
+        """As `all_tokens`, in USD."""
+        return self.cost_usd + self.unreported.cost_usd
 
 
 NO_SPEND = Spend()
@@ -65,6 +97,7 @@ class Message(Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    pictures: tuple[str, ...] = ()  # data URLs that go with a user's text; never in a trajectory
     wire: dict[str, Any] = {}  # an assistant turn's reasoning fields as they came, to be sent back
 
 

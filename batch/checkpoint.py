@@ -28,7 +28,7 @@ def checkpoint(index: "JournalIndex", *, run_name: str, started_at: str) -> Iter
     """The file's content, piece by piece, so that its lists are never in memory whole. Times as in the journal."""
     counts, now = index.counts(), utc_now()
     yield b'{\n  "run_name": ' + _json(run_name)
-    yield from _listed("completed_prompts", b"[]", map(_json, index.completed_rows()))
+    yield from _listed("completed_prompts", b"[]", _numbers(index.completed_rows()))
     yield from _listed("batch_stats", b"{}", map(_batch, index.batches()))
     fields = {
         "last_updated": now,
@@ -75,6 +75,13 @@ def _listed(key: str, brackets: bytes, items: Iterable[bytes]) -> Iterator[bytes
         yield comma + b",".join(chunk)
         comma = b","
     yield brackets[1:]
+
+
+def _numbers(numbers: Iterable[int]) -> Iterator[bytes]:
+    """Many to an item: there may be a million of them."""
+    source = iter(numbers)
+    while chunk := list(islice(source, _ITEMS_PER_CHUNK)):
+        yield _json(chunk)[1:-1]
 
 
 def _fields(fields: Mapping[str, Any]) -> bytes:

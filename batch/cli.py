@@ -6,13 +6,19 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from batch.options import Option
 from batch.progress import silence
-from batch.settings import CONFIG, Action, run_options
+from batch.settings import CONFIG, Action, RunSettings, run_options
 from tools.errors import UsageProblem
+from tools.mcp_servers import check_servers
+
+if TYPE_CHECKING:
+    from tools.toolsets import Catalog
 
 WIDTH = 115
 
@@ -105,10 +111,10 @@ def open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))
 
 
-def show(action: Action, environ: Mapping[str, str], of: Page) -> None:
-    """Prints what an action other than `run` asks for. UsageProblem if it cannot be written; a reader that is gone
-    has seen enough."""
-    shown(lambda: _show(action, environ, of))
+def show(action: Action, environ: Mapping[str, str], of: Page, settings: RunSettings | None = None) -> None:
+    """Prints what an action other than `run` asks for; `settings`: whose tools are to be listed too. UsageProblem if it
+    cannot be written, or the settings' tools cannot be used; a reader that is gone has seen enough."""
+    shown(lambda: _show(action, environ, of, settings or RunSettings()))
 
 
 def shown(printing: Callable[[], None]) -> None:
@@ -130,7 +136,7 @@ def _gone_reader() -> Iterator[None]:
         silence(sys.stdout)
 
 
-def _show(action: Action, environ: Mapping[str, str], of: Page) -> None:
+def _show(action: Action, environ: Mapping[str, str], of: Page, settings: RunSettings) -> None:
     match action:
         case "help":
             print(help_text(of), end="")  # noqa: T201 - this is the command line's output
@@ -139,15 +145,24 @@ def _show(action: Action, environ: Mapping[str, str], of: Page) -> None:
         case "list_distributions":
             from toolset_distributions import main  # noqa: PLC0415 - only this listing needs it
 
-            main()
+            main(_catalog(environ, settings).own_distributions if settings.tools_module else {})
         case "list_toolsets":
-            from tools.toolsets import describe  # noqa: PLC0415 - only this listing needs it
-
-            print_table("Toolsets", ("toolset", "tools", "state"), describe())
+            print_table("Toolsets", ("toolset", "tools", "state"), _catalog(environ, settings).describe())
         case "list_backends":
             print_table("Backends", ("backend", "state"), asyncio.run(_backends()))
         case "list_providers":
             print_table("Providers", ("provider", "base_url", "key variables", "key"), _providers(environ))
+
+
+def _catalog(environ: Mapping[str, str], settings: RunSettings) -> "Catalog":
+    from agent.catalog import open_catalog  # noqa: PLC0415 - only these listings need it
+    from batch.plan import tool_settings  # noqa: PLC0415 - as above
+    from batch.sources import find_sources  # noqa: PLC0415 - as above
+    from tools.toolsets import find_lacking  # noqa: PLC0415 - as above
+
+    check_servers(settings.mcp_servers)
+    sources = asyncio.run(find_sources(settings, environ))
+    return open_catalog(sources, find_lacking(tool_settings(settings, Path()), environ))
 
 
 def _providers(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:

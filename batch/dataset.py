@@ -25,6 +25,7 @@ from tools.errors import UsageProblem
 __all__ = ["BadRow", "Dataset", "DatasetScan", "Job", "Selection", "open_dataset", "parse_row", "scan"]
 
 BAD_ROWS_KEPT = 1000
+_BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _REPEATED = 1 << 31  # in `_occurrence`: this row is the first of several equal ones, the rest of the number counts them
 
@@ -60,7 +61,7 @@ class Dataset:
         self._closing = weakref.finalize(self, lines.close)
         self.asks = bytearray()  # rows that ask for the toolset to be spread; empty without one
         self._offsets = array("Q")
-        self._keys = array("Q")
+        self._keys = array("q")
         self._shas = array("I")
         self._occurrence = array("I")
         self._named = bytearray()
@@ -79,9 +80,12 @@ class Dataset:
         """The file. It also closes when nobody has the dataset any more."""
         self._closing()
 
-    def find(self, row_key: str) -> int:
-        """The row's index, -1 if it is not there."""
-        return self._find(_key_hash(row_key))
+    def find(self, row_key: str, hint: int = -1) -> int:
+        """The row's index, -1 if it is not there. `hint`: where it is likely to be."""
+        hashed = hash(row_key)
+        if 0 <= hint < len(self._keys) and self._keys[hint] == hashed:
+            return hint
+        return self._table[self._place(hashed)] - 1
 
     def same(self, index: int, row_sha: str) -> bool:
         """Whether the row's content is the one with this hash."""
@@ -98,7 +102,7 @@ class Dataset:
     def line(self, index: int) -> bytes:
         """The row's bytes."""
         self.lines.seek(self._offsets[index])
-        return self.lines.readline().strip()
+        return self.lines.readline().removeprefix(_BOM).strip()
 
     def job(self, index: int, sample_index: int = 0, attempt: int = 1) -> Job:
         """One try of a row. UsageProblem if the file was changed since the scan."""
@@ -124,18 +128,22 @@ class Dataset:
     def add(self, offset: int, prompt: Prompt, canonical: bytes) -> None:
         """The next row. Raises RowProblem if its id is taken."""
         key, sha = row_identity(prompt.id, canonical)
-        hashed, occurrence = _key_hash(key), 1
-        if (first := self._find(hashed)) >= 0:
+        hashed, occurrence = hash(key), 1
+        place = self._place(hashed)
+        if taken := self._table[place]:
             if prompt.id:
-                raise RowProblem(f"id {prompt.id!r} is also row {first}'s")
-            occurrence = self._count_equal(first)
-            hashed = _key_hash(f"{key}#{occurrence}")
+                raise RowProblem(f"id {prompt.id!r} is also row {taken - 1}'s")
+            occurrence = self._count_equal(taken - 1)
+            hashed = hash(f"{key}#{occurrence}")
+            place = self._place(hashed)
         self._offsets.append(offset)
         self._keys.append(hashed)
         self._shas.append(int(sha[:8], 16))
         self._occurrence.append(occurrence)
         self._named.append(bool(prompt.id))
-        self._enter(len(self._offsets) - 1)
+        self._table[place] = len(self._keys)
+        if 3 * len(self._keys) > 2 * len(self._table):
+            self._grow()
 
     def refuse_borrowed_names(self) -> None:
         """Raises UsageProblem if a row is called `task_N` and row N, having no id, would be called so too."""
@@ -156,26 +164,23 @@ class Dataset:
         self._occurrence[first] = count | _REPEATED
         return count
 
-    def _find(self, hashed: int) -> int:
+    def _place(self, hashed: int) -> int:
+        """Where in the table the row with this hash of a key stands, or may be entered."""
         keys, table = self._keys, self._table
         mask = len(table) - 1
         place = hashed & mask
-        while entry := table[place]:
-            if keys[entry - 1] == hashed:
-                return entry - 1
+        while (entry := table[place]) and keys[entry - 1] != hashed:
             place = (place + 1) & mask
-        return -1
-
-    def _enter(self, index: int) -> None:
-        if 3 * len(self) > 2 * len(self._table):
-            self._grow()
-        else:
-            _place(self._table, self._keys, index)
+        return place
 
     def _grow(self) -> None:
-        self._table = array("I", bytes(8 * len(self._table)))
-        for index in range(len(self)):
-            _place(self._table, self._keys, index)
+        self._table = table = array("I", bytes(8 * len(self._table)))
+        mask = len(table) - 1
+        for number, hashed in enumerate(self._keys, 1):
+            place = hashed & mask
+            while table[place]:
+                place = (place + 1) & mask
+            table[place] = number
 
     def _changed(self) -> UsageProblem:
         return UsageProblem(
@@ -238,13 +243,14 @@ class _Scan:
     def run(self) -> DatasetScan:
         lines = self.dataset.lines
         lines.seek(0)
-        digest, offset = sha256(), 0
-        for number, line in enumerate(lines, 1):
-            digest.update(line)
-            bom = len(_BOM) if number == 1 and line.startswith(_BOM) else 0
-            if text := line[bom:].strip():
-                self._take(number, offset + bom, text)
-            offset += len(line)
+        digest, offset, number = sha256(), 0, 0
+        while block := lines.readlines(_BLOCK):
+            digest.update(b"".join(block))
+            for line in block:
+                number += 1
+                if text := (line if offset else line.removeprefix(_BOM)).strip():
+                    self._take(number, offset, text)
+                offset += len(line)
         self.dataset.refuse_borrowed_names()
         return DatasetScan(
             rows=len(self.dataset),
@@ -266,9 +272,6 @@ class _Scan:
         except RowProblem as problem:
             self._refuse(number, str(problem))
             return
-        self._note(number, prompt)
-
-    def _note(self, number: int, prompt: Prompt) -> None:
         if self.asks_for_spread:
             self.dataset.asks.append(self.asks_for_spread(prompt))
         if prompt.image:
@@ -286,20 +289,6 @@ class _Scan:
         self.bad_rows += 1
         if len(self.bad) < BAD_ROWS_KEPT:
             self.bad.append(BadRow(number, reason))
-
-
-def _key_hash(row_key: str) -> int:
-    if row_key.startswith("sha:") and "#" not in row_key:
-        return int(row_key[4:20], 16)
-    return int.from_bytes(sha256(row_key.encode("utf-8", "surrogatepass")).digest()[:8], "big")
-
-
-def _place(table: "array[int]", keys: "array[int]", index: int) -> None:
-    mask = len(table) - 1
-    place = keys[index] & mask
-    while table[place]:
-        place = (place + 1) & mask
-    table[place] = index + 1
 
 
 def _spread(rows: "array[int]", asks: bytearray) -> "array[int]":

@@ -14,9 +14,7 @@ from agent.types import Usage
 from batch.plan import Plan
 from batch.progress import count_text, counted
 from batch.rows import parse_row
-from batch.settings import RunSettings
 from tools.base import Tool
-from toolset_distributions import get_distribution
 
 SAMPLE = 1000  # rows that the estimate looks at
 CHARACTERS = 4  # a token's, as a rule of thumb for English and code
@@ -60,6 +58,7 @@ def dry_run(plan: Plan, pending: int) -> DryRun:
     """The run that the plan would be; `pending` rows and samples have no end yet."""
     settings, found = plan.settings, plan.scan
     tokens, tools = _first_request(plan)
+    targets = [target for spec in plan.models for target in spec.targets]
     calls = dict.fromkeys((1, min(TYPICAL_CALLS, settings.max_turns), settings.max_turns))
     return DryRun(
         run_name=settings.run_name,
@@ -70,12 +69,12 @@ def dry_run(plan: Plan, pending: int) -> DryRun:
         selected_rows=len(plan.order),
         samples_per_prompt=settings.samples_per_prompt,
         pending=pending,
-        toolsets=_toolsets(settings),
+        toolsets=_toolsets(plan),
         tools=tools,
         backend=plan.backend,
         image=_image(plan),
         model=settings.model,
-        endpoints=[f"{each.model} at {each.base_url}{_key(each.key_variable)}" for each in plan.model.targets],
+        endpoints=[f"{each.model} at {each.base_url}{_key(each.key_variable)}" for each in targets],
         estimates=[_estimate(plan, pending, tokens, each) for each in calls],
         basis=_basis(plan, tokens),
     )
@@ -106,12 +105,13 @@ def as_json(report: DryRun) -> str:
     return msgspec.json.encode(report).decode() + "\n"
 
 
-def _toolsets(settings: RunSettings) -> str:
+def _toolsets(plan: Plan) -> str:
+    settings = plan.settings
     if settings.enabled_toolsets:
         drawn = ", ".join(settings.enabled_toolsets)
     else:
-        chances = get_distribution(settings.distribution).toolsets
-        drawn = f"distribution {settings.distribution} (" + ", ".join(f"{k} {v}%" for k, v in chances.items()) + ")"
+        chances = plan.catalog.distribution(settings.distribution).toolsets
+        drawn = f"distribution {settings.distribution} (" + ", ".join(f"{k} {v:g}%" for k, v in chances.items()) + ")"
     return drawn + (f", without {', '.join(settings.disabled_toolsets)}" if settings.disabled_toolsets else "")
 
 
@@ -130,7 +130,7 @@ def _sample(plan: Plan) -> Iterator[tuple[Prompt, tuple[Tool, ...]]]:
     for index in islice(plan.order, 0, step * SAMPLE, step):
         job = plan.dataset.job(index)
         prompt = parse_row(job.line)
-        yield prompt, offered_tools(prompt, plan.policy, job.row_key)
+        yield prompt, offered_tools(prompt, plan.policy, job.row_key, plan.catalog)
 
 
 def _first_request(plan: Plan) -> tuple[int, list[str]]:

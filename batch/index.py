@@ -1,37 +1,47 @@
 """What the journal says about every row and sample: a state, the number of its tries, and where two of them stand.
 
-19 bytes for each row and sample, whatever the journal's size. Filled by one pass over all batch files, kept up to date
-while the run goes on, and asked what is still to be run.
+19 bytes for each row and sample, whatever the journal's size. Filled by one pass over all batch files, the only one
+that reads every row (a merge mostly copies), kept up to date while the run goes on, and asked what is still to be run.
 """
 
 import re
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import compress
 
-import msgspec
 from msgspec import Struct
 
 from batch.dataset import Dataset, Job
-from batch.facts import Facts, MergePolicy, call_counts, decode_facts, gpt_turns, status_under
+from batch.facts import MergePolicy, Tried
 from batch.messages import PromptEnded
-from batch.statistics import Spent
+from batch.reading import (
+    AS_WRITTEN,
+    CHANGED,
+    COMPLETED,
+    DISCARDED,
+    FAILED,
+    KEPT,
+    MAX_TURNS,
+    MOST_ATTEMPTS,
+    OFFSET_BITS,
+    PARTIAL,
+    RETRYABLE,
+    STATE,
+    STATES,
+    STOPPED,
+    TIMEOUT,
+    UNSEEN,
+    Reader,
+    Totals,
+    place_of,
+    read_files,
+)
+from batch.statistics import Spent, Statistics
 from batch.store import RowFiles, RunDirectory
 from tools.errors import UsageProblem
 
-UNSEEN, COMPLETED, MAX_TURNS, TIMEOUT, PARTIAL, DISCARDED, RETRYABLE, FAILED, STOPPED, CHANGED = range(10)
-"""States. RETRYABLE and FAILED are the two kinds of `failed`; CHANGED: only tries of a former content of the row."""
-
-_STATES = {
-    "completed": COMPLETED,
-    "max_turns": MAX_TURNS,
-    "timeout": TIMEOUT,
-    "partial": PARTIAL,
-    "discarded": DISCARDED,
-    "failed": FAILED,
-    "stopped": STOPPED,
-}
 _PENDING = (UNSEEN, STOPPED, CHANGED)
 _FAILURES = (RETRYABLE, FAILED)
 _DONE = (COMPLETED, MAX_TURNS, TIMEOUT, PARTIAL, DISCARDED)
@@ -45,21 +55,8 @@ _REPEATS: dict[str, tuple[int, ...]] = {
 """Class of `retry` -> the states that a resume repeats, besides rows without an end."""
 
 _SELECTED = 16  # added to the state of rows that this invocation is to run
-_STATE = 15
-_OFFSET_BITS = 40
-_OFFSET = (1 << _OFFSET_BITS) - 1
-_MOST_ATTEMPTS = 255
+_OFFSET = (1 << OFFSET_BITS) - 1
 _OWN_NAME = re.compile(r"task_(0|[1-9]\d*)")
-
-
-class _Try(Struct, frozen=True):
-    """A try as the index takes it in. `called`: tools with their numbers of calls."""
-
-    attempt: int
-    state: int
-    place: int
-    called: Mapping[str, int]
-    kept: bool
 
 
 class Counts(Struct, frozen=True, kw_only=True):
@@ -81,6 +78,7 @@ class JournalIndex:
         self.order = order
         self.policy = MergePolicy()
         self.spent = Spent()
+        self.statistics = Statistics()  # of the last try of every slot; as it was read: not to be asked after `note`
         self.tool_calls: Counter[str] = Counter()  # of the last try of every slot
         self.foreign = 0  # lines that are no rows
         self.strange: set[str] = set()  # keys of rows that are not in the dataset
@@ -92,6 +90,7 @@ class JournalIndex:
         self._last = array("Q", bytes(8 * slots))
         self._kept = array("Q", bytes(8 * slots))
         self._kept_attempt = bytearray(slots)
+        self._superseded = array("Q")  # places of tries that were counted, but are not their row's last one
         self._processed = array("I")  # tries by batch number
         self._discarded = array("I")
         self._select()
@@ -113,71 +112,79 @@ class JournalIndex:
     def note(self, ended: PromptEnded) -> None:
         """A try that has just ended."""
         self.spent.add(ended.api_calls, ended.spend, ended.duration_seconds)
-        state = RETRYABLE if ended.status == "failed" and ended.retryable else _STATES[ended.status]
-        self._count(ended.batch_num, state, is_discard=ended.reason == "no_reasoning")
+        state = RETRYABLE if ended.status == "failed" and ended.retryable else STATES[ended.status]
+        is_discard = state == DISCARDED and ended.reason == "no_reasoning"
+        self._count(ended.batch_num, int(state != STOPPED), int(is_discard))
+        for name, tally in ended.tool_stats.items():
+            self.tool_calls[name] += tally[0]
+        code = state + (KEPT if self.policy.keeps(ended.status) else 0)
         slot = ended.prompt_index * self.samples + ended.sample_index
-        called = {name: tally[0] for name, tally in ended.tool_stats.items()}
-        place = _place(ended.batch_num, ended.offset)
-        self._enter(slot, _Try(ended.attempt, state, place, called, self.policy.keeps(ended.status)))
+        self._enter(slot, place_of(ended.batch_num, ended.offset), ended.attempt, code)
+        self._take_back()
 
-    def read(self, batch_num: int, offset: int, line: bytes) -> None:
-        """A line of the journal."""
-        try:
-            facts = decode_facts(line)
-            state = _STATES[facts.status]
-        except (msgspec.DecodeError, KeyError):
-            self.foreign += 1
-            return
-        if state == FAILED and facts.retryable:
-            state = RETRYABLE
-        self.spent.add_facts(facts)
-        self._count(batch_num, state, is_discard=facts.reason == "no_reasoning")
-        row = self.dataset.find(facts.row_key)
-        if row < 0 or not 0 <= facts.sample_index < self.samples:
-            self.elsewhere += 1
-            if row < 0:
-                self.strange.add(facts.row_key)
-            return
-        slot = row * self.samples + facts.sample_index
-        if not self.dataset.same(row, facts.row_sha):
-            if self._state[slot] & _STATE == UNSEEN:
-                self._state[slot] += CHANGED
-            return
-        self._read_into(slot, facts, state, _place(batch_num, offset), line)
+    def read(self, batch_nums: Sequence[int], processes: int | None = None) -> None:
+        """Batch files. See `read_files`."""
+        make = partial(Reader, self.directory.batch_path, self.dataset, self.samples, self.policy)
+        for piece in read_files(make, batch_nums, len(self._state), processes):
+            if isinstance(piece, Totals):
+                self._add(piece)
+                continue
+            for each in zip(piece.slots, piece.places, piece.attempts, piece.codes, strict=True):
+                self._enter(*each)
+        self._take_back()
 
-    def _read_into(self, slot: int, facts: Facts, state: int, place: int, line: bytes) -> None:
-        status, _ = status_under(self.policy, facts, gpt_turns(facts, line)[1])
-        called = call_counts(bytes(facts.tool_stats))
-        self._enter(slot, _Try(facts.attempt, state, place, called, self.policy.keeps(status)))
+    def _add(self, totals: Totals) -> None:
+        self.spent += totals.spent
+        self.statistics += totals.statistics
+        self.tool_calls.update(totals.tool_calls)
+        self.foreign += totals.foreign
+        self.elsewhere += totals.elsewhere
+        self.strange |= totals.strange
+        for batch in totals.batches:
+            self._count(*batch)
 
-    def _enter(self, slot: int, tried: _Try) -> None:
-        if tried.kept and tried.attempt >= self._kept_attempt[slot]:
-            self._kept[slot] = tried.place
-            self._kept_attempt[slot] = min(tried.attempt, _MOST_ATTEMPTS)
-        if tried.attempt < self._last_attempt(slot):
+    def _enter(self, slot: int, place: int, attempt: int, code: int) -> None:
+        """A try, as `Found` has it, whose numbers have been added already."""
+        before, state = self._state[slot], code & STATE
+        if state == CHANGED:
+            if before & STATE == UNSEEN:
+                self._state[slot] = before + CHANGED
+            return
+        is_last = attempt >= self._last_attempt(slot)
+        if code & KEPT and attempt >= self._kept_attempt[slot]:
+            self._kept[slot] = place
+            self._kept_attempt[slot] = min(attempt, MOST_ATTEMPTS)
+            self._state[slot] = before = (before & ~AS_WRITTEN) + (code & AS_WRITTEN)
+        if not is_last:
+            self._superseded.append(place)
             return
         if self._last[slot]:
-            for name, count in call_counts(bytes(decode_facts(self.line(self._last[slot])).tool_stats)).items():
-                self.tool_calls[name] -= count
-        for name, count in tried.called.items():
-            self.tool_calls[name] += count
-        self._state[slot] = (self._state[slot] & _SELECTED) + tried.state
-        self._last[slot] = tried.place
-        if tried.state != STOPPED:
-            self._attempts[slot] = min(tried.attempt, _MOST_ATTEMPTS)
+            self._superseded.append(self._last[slot])
+        self._state[slot] = (before & ~STATE) + state
+        self._last[slot] = place
+        if state != STOPPED:
+            self._attempts[slot] = min(attempt, MOST_ATTEMPTS)
 
-    def _count(self, batch_num: int, state: int, *, is_discard: bool) -> None:
+    def _take_back(self) -> None:
+        """The numbers of tries that are not their row's last one."""
+        for place in self._superseded:
+            tried = Tried.read(self.line(place), self.policy)
+            self.statistics.take(tried, -1)
+            self.tool_calls.subtract(tried.tools.calls)
+        del self._superseded[:]
+
+    def _count(self, batch_num: int, processed: int, discarded: int) -> None:
         missing = batch_num + 1 - len(self._processed)
         if missing > 0:
             self._processed.extend([0] * missing)
             self._discarded.extend([0] * missing)
-        self._processed[batch_num] += state != STOPPED
-        self._discarded[batch_num] += state == DISCARDED and is_discard
+        self._processed[batch_num] += processed
+        self._discarded[batch_num] += discarded
 
     # --- asking
 
     def _last_attempt(self, slot: int) -> int:
-        return self._attempts[slot] + (self._state[slot] & _STATE == STOPPED)
+        return self._attempts[slot] + (self._state[slot] & STATE == STOPPED)
 
     def next_job(self, row: int, sample: int) -> Job:
         """The slot's next try. A stopped one is made up for: it was none."""
@@ -205,7 +212,7 @@ class JournalIndex:
         repeated = {state for name in retry for state in _REPEATS[name]}
         for row in self.order:
             for sample, slot in enumerate(self._slots(row)):
-                state = self._state[slot] & _STATE
+                state = self._state[slot] & STATE
                 if state in _PENDING or (state in repeated and self._attempts[slot] < max_attempts):
                     yield row, sample
 
@@ -226,7 +233,7 @@ class JournalIndex:
     def counts(self) -> Counts:
         """Of the rows to be run, and of those that have an end although they are not (a smaller max_samples)."""
         done, failed = self._number(_DONE), self._number(_FAILURES)
-        pending = sum(self._state.count(_SELECTED + state) for state in _PENDING)
+        pending = self._number(_PENDING, _SELECTED)
         return Counts(total=done + failed + pending, completed=done, failed=failed, pending=pending)
 
     @property
@@ -236,12 +243,14 @@ class JournalIndex:
 
     def by_status(self) -> dict[str, int]:
         """Rows times samples by the status of their last try; those without one are not in it."""
-        numbers = {name: self._number((state,)) for name, state in _STATES.items()}
+        numbers = {name: self._number((state,)) for name, state in STATES.items()}
         numbers["failed"] += self._number((RETRYABLE,))
         return {name: number for name, number in numbers.items() if number}
 
-    def _number(self, states: Collection[int]) -> int:
-        return sum(self._state.count(state) + self._state.count(_SELECTED + state) for state in states)
+    def _number(self, states: Collection[int], bit: int = 0) -> int:
+        """Slots in one of the states, and with that bit."""
+        found = bytes(value for value in range(256) if value & STATE in states and value & bit == bit)
+        return len(self._state) - len(self._state.translate(None, found))
 
     def changed(self) -> tuple[int, list[str]]:
         """Rows whose content is another one than that which was run, and the first ten of them by name."""
@@ -272,11 +281,22 @@ class JournalIndex:
         for number, processed in enumerate(self._processed):
             yield number, processed, self._discarded[number]
 
+    def as_written(self) -> bytes:
+        """1 for each slot whose last kept try's line needs no change to stand in the merged file."""
+        return bytes(self._state.translate(bytes(bool(value & AS_WRITTEN) for value in range(256))))
+
     def tries(self) -> Iterator[tuple[int, int, int, int]]:
         """(row, sample, place of the last try, place of the last kept one) of all that were tried, in dataset order."""
         for slot, last in enumerate(self._last):
             if last:
                 yield slot // self.samples, slot % self.samples, last, self._kept[slot]
+
+    def is_kept(self, row: int, sample: int, batch_num: int, attempt: int) -> bool:
+        """Whether the last kept try is this one."""
+        slot = row * self.samples + sample
+        kept = self._kept[slot]
+        same_file = kept > 0 and (kept - 1) >> OFFSET_BITS == batch_num
+        return same_file and self._kept_attempt[slot] == max(0, min(attempt, MOST_ATTEMPTS))
 
     def first_samples(self) -> Iterator[tuple[int, int]]:
         """(row, place of the last try of its first sample, 0 without one) of all that are to be run or were, in dataset
@@ -287,7 +307,7 @@ class JournalIndex:
 
     def line(self, place: int) -> bytes:
         """The journal's line at a place."""
-        return self._files.line((place - 1) >> _OFFSET_BITS, (place - 1) & _OFFSET)
+        return self._files.line((place - 1) >> OFFSET_BITS, (place - 1) & _OFFSET)
 
 
 def scan_journal(
@@ -297,22 +317,14 @@ def scan_journal(
     *,
     samples: int = 1,
     policy: MergePolicy | None = None,
+    processes: int | None = None,
 ) -> JournalIndex:
-    """Reads every batch file once. `order`: the rows that are to be run."""
+    """Reads every batch file once. `order`: the rows that are to be run; `processes`: see `read_files`."""
     index = JournalIndex(directory, dataset, order, samples)
     index.policy = policy or index.policy
-    for number in directory.batch_numbers():
-        offset = 0
-        with directory.batch_path(number).open("rb", buffering=1 << 20) as lines:
-            for line in lines:
-                index.read(number, offset, line)
-                offset += len(line)
+    index.read(directory.batch_numbers(), processes)
     return index
 
 
-def _place(batch_num: int, offset: int) -> int:
-    return (batch_num << _OFFSET_BITS) + offset + 1
-
-
 def _membership(states: Collection[int]) -> bytes:
-    return bytes(value & _STATE in states for value in range(256))
+    return bytes(value & STATE in states for value in range(256))

@@ -26,6 +26,7 @@ from agent.task_object import task_object
 from agent.text import clean
 from batch.dry_run import as_json, as_text, dry_run
 from batch.exits import FINISHED, RESUMABLE, SOME_FAILED, STOPPED_EARLY, called_as, handlers_kept
+from batch.eye import VISION_KEY
 from batch.facts import MergePolicy
 from batch.index import JournalIndex, scan_journal
 from batch.kind import BATCH_RUNNER, Ended, RunKind
@@ -40,6 +41,8 @@ from batch.summary import RunSummary, SummaryOptions, finalize
 from tools.environments.base import Owner
 from tools.environments.owner import current_owner
 from tools.errors import UsageProblem
+from tools.mcp_servers import secret_variables
+from tools.services import IMAGE_KEY, SEARCH_KEY
 
 JUDGE_SECONDS = 60.0  # for one row, when rows are judged anew
 LIBRARIES = ("batch-runner", "openai", "msgspec")
@@ -57,8 +60,10 @@ def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], 
 
 
 def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], out: TextIO, kind: RunKind) -> int:
-    if settings.api_key:
-        os.environ[API_KEY_VARIABLE] = settings.api_key  # workers find it there, as any other key
+    keys = {API_KEY_VARIABLE: settings.api_key, SEARCH_KEY: settings.search_api_key, IMAGE_KEY: settings.image_api_key}
+    keys[VISION_KEY] = settings.vision_api_key
+    keys.update(secret_variables(settings.mcp_servers, environ))
+    os.environ.update({name: key for name, key in keys.items() if key})  # workers find them there, as any other key
     directory = RunDirectory(run_directory(settings))
     owner = current_owner(settings.run_name)
     if settings.dry_run:
@@ -70,7 +75,9 @@ def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str],
             plan = finalize_plan(settings, _manifest(directory), kind)
             return Session(plan, directory, owner, argv, out, kind).finalize()
         if settings.num_workers:
-            start_server([heavy_module(settings.model)], owner)
+            models = [settings.model, *([settings.vision_model] if settings.vision_model else [])]
+            heavy = [*(heavy_module(model) for model in models), *(["mcp"] if settings.mcp_servers else [])]
+            start_server(heavy, owner)
         return Session(_planned(settings, environ, directory, kind), directory, owner, argv, out, kind).run()
     finally:
         directory.remove_if_unused()
@@ -123,7 +130,7 @@ class Session:
         self._began = time.time()
         self._unjudged: set[tuple[str, int]] = set()  # rows whose checker failed when they were judged anew
         self._resumed, self._resumed_by = plan.settings, argv
-        self._redactor, short = redactor_for(plan.model, plan.environ)
+        self._redactor, short = redactor_for(plan.models, plan.environ, plan.policy.tools)
         for name in short:
             self._say(f"warning: {name} is too short to be told from other text: it is not redacted")
 
@@ -236,14 +243,17 @@ class Session:
             started_at=utc_text(self._began),
             host=socket.gethostname(),
             prefill_sha256=_file_sha(self._settings.prefill_messages_file),
+            tools_sha256=_file_sha(self._settings.tools_module),
+            own_toolsets=plan.catalog.own_toolsets,
         )
 
     def _scan(self) -> JournalIndex:
-        settings = self._settings
+        settings, catalog = self._settings, self._plan.catalog
         policy = MergePolicy(
             keep_no_reasoning=settings.keep_no_reasoning,
             keep_unknown_tools=settings.keep_unknown_tools,
             save_all=settings.save_all,
+            toolsets={name: catalog.resolve_names([name]) for name in catalog.own_toolsets},
         )
         index = scan_journal(
             self._directory, self._plan.dataset, self._plan.order, samples=settings.samples_per_prompt, policy=policy

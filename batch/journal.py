@@ -39,6 +39,11 @@ def batch_path(directory: Path, batch_num: int) -> Path:
     return directory / f"batch_{batch_num}.jsonl"
 
 
+def children_path(directory: Path, batch_num: int) -> Path:
+    """The file of the child conversations of a batch's rows."""
+    return directory / f"batch_{batch_num}.children.jsonl"
+
+
 def disk_stop(path: Path, error: OSError) -> RunStopped:
     """A write that failed ends the run."""
     return RunStopped("disk", f"{path} cannot be written: {error.strerror or error}")

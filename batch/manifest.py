@@ -3,7 +3,7 @@
 `settings`, `dataset`, `versions`, `backend` are those of the latest invocation; each invocation keeps what it changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -17,9 +17,13 @@ FORMAT = 1
 FIXED = (
     "model",
     "fallback_model",
+    "vision_model",
+    "image_model",
     "distribution",
     "enabled_toolsets",
     "disabled_toolsets",
+    "tools_module",
+    "mcp_servers",
     "ephemeral_system_prompt",
     "prefill_messages_file",
     "max_tokens",
@@ -34,6 +38,8 @@ FIXED = (
 )
 """Settings that decide what the data is: they may not change while a run grows. So too the resolved backend."""
 
+
+_MADE_OF = ("prefill_sha256", "tools_sha256", "own_toolsets")
 
 Moment = Annotated[datetime, Meta(tz=True)]
 
@@ -67,7 +73,8 @@ def checked(manifest: Any) -> dict[str, Any]:
 
 class Invocation(Struct, frozen=True, kw_only=True):
     """What one start of the program brings. `settings` without secrets; `dataset` is path, size, sha256, rows; times
-    are YYYY-MM-DDTHH:MM:SS.mmmZ; `prefill_sha256` is of the prefill file's content, "" without one."""
+    are YYYY-MM-DDTHH:MM:SS.mmmZ; `prefill_sha256` and `tools_sha256` are of the content of the prefill file and of the
+    module of tools, "" without one; `own_toolsets`: the run's own, with the names of their tools."""
 
     run_name: str
     settings: Mapping[str, Any]
@@ -77,12 +84,17 @@ class Invocation(Struct, frozen=True, kw_only=True):
     started_at: str
     host: str
     prefill_sha256: str = ""
+    tools_sha256: str = ""
+    own_toolsets: Mapping[str, Sequence[str]] = {}
 
 
 def differences(manifest: Mapping[str, Any], invocation: Invocation) -> list[str]:
-    """`name: before -> now`, for everything that may not change and did."""
+    """`name: before -> now`, for everything that may not change and did. What an earlier version did not know is no
+    change."""
     before, now = _fixed(manifest), _fixed(msgspec.structs.asdict(invocation))
-    return [f"{name}: {before[name][:200]} -> {now[name][:200]}" for name in now if before[name] != now[name]]
+    return [
+        f"{name}: {before[name][:200]} -> {now[name][:200]}" for name in now if before.get(name, now[name]) != now[name]
+    ]
 
 
 def begun(manifest: Mapping[str, Any] | None, invocation: Invocation, *, allow_change: bool) -> dict[str, Any]:
@@ -110,7 +122,7 @@ def begun(manifest: Mapping[str, Any] | None, invocation: Invocation, *, allow_c
         "run_name": now["run_name"],
         "started_at": first.get("started_at", now["started_at"]),
         "host": first.get("host", now["host"]),
-        **{key: now[key] for key in ("backend", "settings", "dataset", "versions", "prefill_sha256")},
+        **{key: now[key] for key in ("backend", "settings", "dataset", "versions", *_MADE_OF)},
         "seed": now["settings"].get("seed", 0),
         "invocations": [*earlier, entry],
     }
@@ -141,7 +153,8 @@ def seconds_so_far(manifest: Mapping[str, Any] | None) -> float:
 def _fixed(manifest: Mapping[str, Any]) -> dict[str, str]:
     """As JSON texts, which is what a manifest that was read back has in common with one that was not."""
     settings = manifest.get("settings", {})
-    values = {name: settings.get(name) for name in FIXED}
+    values = {name: settings[name] for name in FIXED if name in settings}
     values["prefill_messages_file"] = manifest.get("prefill_sha256", "")
+    values["tools_module"] = manifest.get("tools_sha256", "")
     values["container_backend"] = manifest.get("backend", "")
     return {name: msgspec.json.encode(value).decode() for name, value in values.items()}

@@ -55,19 +55,21 @@ class BatchJob(Struct, frozen=True, tag=True):
     jobs: list[Job]
 
 
-class Granted(Struct, frozen=True, tag=True):
-    """The answer to an Ask."""
+class Granted(Struct, frozen=True, tag=True, omit_defaults=True):
+    """The answer to an Ask. `gate`, here and below: which of the run's gates, see `WorkerSpec`."""
 
     ask: int
     lease: Lease
+    gate: int = 0
 
 
-class Refused(Struct, frozen=True, tag=True):
-    """The answer to an Ask once the run is to end."""
+class Refused(Struct, frozen=True, tag=True, omit_defaults=True):
+    """The answer to an Ask once no request is let go any more."""
 
     ask: int
     reason: str
     message: str
+    gate: int = 0
 
 
 class Stop(Struct, frozen=True, tag=True):
@@ -123,24 +125,27 @@ class PromptEnded(Struct, frozen=True, tag=True, kw_only=True):
     duration_seconds: float
 
 
-class Ask(Struct, frozen=True, tag=True):
+class Ask(Struct, frozen=True, tag=True, omit_defaults=True):
     """May one request of about `tokens` be sent?"""
 
     ask: int
     tokens: int
+    gate: int = 0
 
 
-class Unask(Struct, frozen=True, tag=True):
+class Unask(Struct, frozen=True, tag=True, omit_defaults=True):
     """Whoever asked is gone."""
 
     ask: int
+    gate: int = 0
 
 
-class Release(Struct, frozen=True, tag=True):
+class Release(Struct, frozen=True, tag=True, omit_defaults=True):
     """A request ended."""
 
     lease: Lease
     verdict: Verdict
+    gate: int = 0
 
 
 class Heartbeat(Struct, frozen=True, tag=True):

@@ -47,6 +47,11 @@ class Option(Struct, frozen=True, kw_only=True):
         return self.expected.partition(" of ")[2]
 
     @property
+    def is_mapping(self) -> bool:
+        """Its text is a mapping as JSON or YAML, or names a file that holds one."""
+        return self.expected == "a mapping"
+
+    @property
     def is_list(self) -> bool:
         """Its text is comma-separated."""
         return self.expected.startswith("a comma list")
@@ -98,6 +103,8 @@ def _in_words(kind: inspect.Type) -> str:
             words = "a number" + _bounds(kind)
         case inspect.LiteralType(values=values):
             words = "one of " + ", ".join(str(value) for value in values)
+        case inspect.DictType():
+            words = "a mapping"
         case inspect.VarTupleType(item_type=each):
             words = "a comma list" + _in_words(each).replace("text", "").replace("one of", " of")
         case _:
@@ -120,6 +127,8 @@ def _default_in_words(value: Any) -> str:
         case bool():
             return "on" if value else "off"
         case None | "" | ():
+            return "none"
+        case dict():
             return "none"
         case tuple():
             return ",".join(value)
@@ -257,6 +266,27 @@ def _pairs(
             yield prefix + key, loader.construct_object(value, deep=True)
 
 
+def read_mapping(given: Given) -> Any:
+    """What a text for a mapping holds: JSON or YAML, or the name of a file with either."""
+    text = given.value.strip()
+    try:
+        if "{" not in text and "\n" not in text:
+            text = Path(text).read_bytes().decode("utf-8-sig")
+        return _mapping_in(text)
+    except OSError as problem:
+        raise UsageProblem(f"{given.origin}: cannot read {_short(text)}: {problem.strerror}") from problem
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:
+        raise UsageProblem(f"{given.origin}: not a mapping in JSON or YAML ({type(problem).__name__})") from problem
+
+
+def _mapping_in(text: str) -> Any:
+    """JSON is not all YAML (tabs), and what looks like JSON may be YAML (`{a: 1}`)."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return yaml.safe_load(text)
+
+
 def merge(sources: Iterable[Iterable[Given]]) -> dict[str, Any]:
     """Sources, the strongest first -> typed value by name. One source may give a setting once only."""
     values: dict[str, Any] = {}
@@ -278,7 +308,7 @@ def typed(given: Given) -> Any:
     try:
         value = msgspec.convert(_listed(given), option.kind, strict=False)
     except msgspec.ValidationError as problem:
-        raise _wrong(given) from problem
+        raise _wrong(given, str(problem)) from problem
     if isinstance(value, float) and not math.isfinite(value):
         raise _wrong(given)
     if isinstance(value, str) and "\0" in value:
@@ -296,7 +326,9 @@ def _listed(given: Given) -> Any:
     return given.value
 
 
-def _wrong(given: Given) -> UsageProblem:
+def _wrong(given: Given, problem: str = "") -> UsageProblem:
+    if given.option.is_mapping:  # its values are nobody's business
+        return UsageProblem(f"{given.origin}: {problem}")
     got = "" if given.option.secret else f", got {_short(given.value)}"
     where = given.origin
     named = "" if given.option.name in where.lower().replace("-", "_") else f" ({given.option.name})"

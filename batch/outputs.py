@@ -5,13 +5,11 @@ written is in its place with the end of the block.
 """
 
 import hashlib
-import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 import msgspec
 
@@ -19,12 +17,9 @@ from agent.row import Row
 from agent.task_object import task_object, turn_lines
 from batch.journal import disk_stop
 from batch.store import RunDirectory, indented, replace_file, replacing
+from tools.names import file_name
 
 Take = Callable[[Row], None]
-
-NAME_BYTES = 150
-_SAMPLE_SUFFIX = re.compile(r"__s\d+$")
-_HASH_DIGITS = 16
 
 
 @contextmanager
@@ -140,16 +135,3 @@ def _hashed(name: str) -> int:
 
 def _write_line(write: Callable[[bytes], object], value: object) -> None:
     write(msgspec.json.encode(value) + b"\n")
-
-
-def file_name(task_id: str, sample_index: int = 0) -> str:
-    """The task's name as files have it, without an ending: of letters, digits, `.`, `_`, `-` and `%` alone, at most 150
-    bytes; further samples of a row end in `__sK`."""
-    name = quote(task_id, safe="").replace("~", "%7E")
-    if _SAMPLE_SUFFIX.search(name):  # or it would be another row's sample
-        name = "%5F_".join(name.rsplit("__", 1))
-    suffix = f"__s{sample_index}" if sample_index else ""
-    if len(name) + len(suffix) > NAME_BYTES:
-        digest = hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
-        name = f"{name[: NAME_BYTES - len(suffix) - len(digest) - 1]}-{digest}"
-    return name + suffix

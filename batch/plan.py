@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from agent.catalog import Sources, open_catalog
 from agent.checkers import Plugin, load_plugin
 from agent.models.gate import RunGate
 from agent.models.options import RequestOptions
@@ -18,20 +19,22 @@ from agent.pricing import cost
 from agent.prompt import Prompt
 from agent.types import Message, Usage
 from batch.dataset import Dataset, DatasetScan, Selection, scan
+from batch.eye import eye_spec
 from batch.kind import BATCH_RUNNER, RunKind
 from batch.progress import counted
 from batch.settings import RunSettings, recorded, run_directory
+from batch.sources import find_sources, refuse_lacking
 from tools.environments.base import Limits
 from tools.environments.table import load_backend, resolve_backend
 from tools.errors import RowFailed, UsageProblem
-from tools.toolsets import missing, resolve_names, resolve_toolsets
-from toolset_distributions import get_distribution
+from tools.services import ToolSettings
+from tools.toolsets import BUILT_IN, Catalog, find_lacking
 
 BAD_ROWS_SHOWN = 10
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """A run that may start."""
+    """A run that may start. `eye`: see `WorkerSpec`."""
 
     settings: RunSettings
     directory: Path
@@ -39,10 +42,17 @@ class Plan(Struct, frozen=True, kw_only=True):
     scan: DatasetScan
     order: Sequence[int]
     model: ModelSpec
+    eye: ModelSpec | None = None
     policy: RolloutPolicy
+    catalog: Catalog
     backend: str
     on_task_done: Plugin | None
     environ: Mapping[str, str]
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """All that are called."""
+        return (self.model, self.eye) if self.eye else (self.model,)
 
 
 async def make_plan(
@@ -58,13 +68,19 @@ async def make_plan(
     model = model_spec(settings, os.environ)
     if is_local(settings.model):
         open_model(model, RunGate())  # reads the script or finds the run, so that a bad one is found now
-    _check_prices(settings, model)
+    eye = eye_spec(settings, model, os.environ)
+    for each in (model, *([eye] if eye else [])):
+        _check_prices(settings, each)
     if settings.success_checker:
         load_plugin(settings.success_checker)
     directory = run_directory(settings)
-    dataset, found = read_dataset(settings, directory, kind)
+    tools = tool_settings(settings, directory)
+    sources = await find_sources(settings, os.environ)
+    refuse_lacking(settings, sources)
+    catalog = open_catalog(sources, find_lacking(tools, os.environ))
+    dataset, found = read_dataset(settings, directory, catalog, kind)
     order = selection(settings).order(dataset)
-    _check_toolsets(settings, found)
+    _check_toolsets(settings, found, catalog)
     backend = await choose_backend(settings, found, recorded_backend)
     await _ready_image(settings, found, backend)
     await kind.prepare(settings, dataset, backend)
@@ -77,7 +93,9 @@ async def make_plan(
         scan=found,
         order=order,
         model=model,
-        policy=kind.policy(settings, rollout_policy(settings, os.environ)),
+        eye=eye,
+        policy=kind.policy(settings, rollout_policy(settings, os.environ, tools, catalog, sources)),
+        catalog=catalog,
         backend=backend,
         on_task_done=load_plugin(settings.on_task_done) if settings.on_task_done else None,
         environ=dict(os.environ),
@@ -91,7 +109,8 @@ def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any], kind: RunK
     changes = {name: getattr(before, name) for name in (*kept, "prompt")}
     changes["dataset_file"] = settings.dataset_file or _recorded_dataset(manifest, run_directory(settings))
     settings = msgspec.structs.replace(settings, **changes, skip_bad_rows=True)
-    dataset, found = read_dataset(settings, run_directory(settings), kind)
+    catalog = Catalog(toolsets=manifest.get("own_toolsets", {}))
+    dataset, found = read_dataset(settings, run_directory(settings), catalog, kind)
     return Plan(
         settings=settings,
         directory=run_directory(settings),
@@ -100,6 +119,7 @@ def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any], kind: RunK
         order=selection(settings).order(dataset),
         model=ModelSpec(model=settings.model),
         policy=RolloutPolicy(),
+        catalog=catalog,
         backend=manifest["backend"],
         on_task_done=None,
         environ=dict(os.environ),
@@ -120,18 +140,20 @@ def selection(settings: RunSettings) -> Selection:
     return Selection(max_samples=settings.max_samples, shuffle=settings.shuffle, seed=settings.seed)
 
 
-def read_dataset(settings: RunSettings, directory: Path, kind: RunKind = BATCH_RUNNER) -> tuple[Dataset, DatasetScan]:
+def read_dataset(
+    settings: RunSettings, directory: Path, catalog: Catalog = BUILT_IN, kind: RunKind = BATCH_RUNNER
+) -> tuple[Dataset, DatasetScan]:
     """The dataset, scanned. Bad rows and an empty set are UsageProblems."""
     if settings.prompt:
         dataset = Dataset.of_prompt(settings.prompt)
-        return dataset, scanned(settings, dataset)
+        return dataset, scanned(settings, dataset, catalog)
     if settings.dry_run:
         dataset = kind.open_dataset(settings, None)
-        return dataset, scanned(settings, dataset)
+        return dataset, scanned(settings, dataset, catalog)
     spooled = directory / "dataset.jsonl.tmp"
     try:
         dataset = kind.open_dataset(settings, spooled)
-        found = scanned(settings, dataset)
+        found = scanned(settings, dataset, catalog)
         if spooled.is_file():  # only a dataset that can be run takes the place of an earlier one
             dataset.path = str(spooled.replace(directory / "dataset.jsonl"))
     finally:
@@ -140,9 +162,10 @@ def read_dataset(settings: RunSettings, directory: Path, kind: RunKind = BATCH_R
     return dataset, found
 
 
-def scanned(settings: RunSettings, dataset: Dataset) -> DatasetScan:
+def scanned(settings: RunSettings, dataset: Dataset, catalog: Catalog = BUILT_IN) -> DatasetScan:
     """The first pass over the rows. UsageProblem for bad ones, unless they may be left out, and for an empty set."""
-    found = scan(dataset, resolve_names, asks_for_spread=asks_for(settings.spread) if settings.spread else None)
+    asks = asks_for(settings.spread, catalog) if settings.spread else None
+    found = scan(dataset, catalog.resolve_names, asks_for_spread=asks)
     if found.bad_rows and not settings.skip_bad_rows:
         raise UsageProblem(_bad_rows_text(settings.dataset_file or "--prompt", found))
     if not found.rows:
@@ -150,12 +173,12 @@ def scanned(settings: RunSettings, dataset: Dataset) -> DatasetScan:
     return found
 
 
-def asks_for(toolset: str) -> Any:
+def asks_for(toolset: str, catalog: Catalog = BUILT_IN) -> Any:
     """Whether a row asks for one of the toolset's tools."""
-    wanted = set(resolve_toolsets([toolset]))
+    wanted = set(catalog.resolve_toolsets([toolset]))
 
     def asks(prompt: Prompt) -> bool:
-        return bool(wanted & set(resolve_names(prompt.tools)))
+        return bool(wanted & set(catalog.resolve_names(prompt.tools)))
 
     return asks
 
@@ -197,14 +220,34 @@ def _check_prices(settings: RunSettings, model: ModelSpec) -> None:
     if settings.max_cost is None:
         return
     for name in [target.model for target in model.targets] or [model.model]:
-        if cost(Usage(), name, settings.price_in, settings.price_out) is None:
+        if cost(Usage(), name, model.options.price_in, model.options.price_out) is None:
             raise UsageProblem(f"max_cost: the price of {name} is not known; give --price_in and --price_out")
 
 
 # --- tools and sandbox
 
 
-def rollout_policy(settings: RunSettings, environ: Mapping[str, str]) -> RolloutPolicy:
+def tool_settings(settings: RunSettings, directory: Path) -> ToolSettings:
+    """What the run decides for its tools."""
+    return ToolSettings(
+        search_provider=settings.search_provider or "",
+        search_url=settings.search_url,
+        allow_private_urls=settings.allow_private_urls,
+        browser_program=settings.browser_program,
+        sees=settings.vision_model or ("" if is_local(settings.model) else settings.model),
+        image_model=settings.image_model,
+        image_base_url=settings.image_base_url,
+        artifacts=str(directory / "artifacts"),
+    )
+
+
+def rollout_policy(
+    settings: RunSettings,
+    environ: Mapping[str, str],
+    tools: ToolSettings = ToolSettings(),  # noqa: B008 - frozen
+    catalog: Catalog = BUILT_IN,
+    sources: Sources = Sources(),  # noqa: B008 - as above
+) -> RolloutPolicy:
     """The settings that shape rollouts."""
     return RolloutPolicy(
         seed=settings.seed,
@@ -226,6 +269,9 @@ def rollout_policy(settings: RunSettings, environ: Mapping[str, str]) -> Rollout
         keep_no_reasoning=settings.keep_no_reasoning,
         keep_unknown_tools=settings.keep_unknown_tools,
         max_attempts=settings.max_attempts,
+        tools=tools,
+        lacking=dict(catalog.lacking),
+        sources=sources,
     )
 
 
@@ -250,20 +296,23 @@ def read_prefill(file: str) -> tuple[Message, ...]:
         raise UsageProblem(f"prefill_messages_file {file}: {error}") from error
 
 
-def _check_toolsets(settings: RunSettings, found: DatasetScan) -> None:
-    drawn = settings.enabled_toolsets or tuple(get_distribution(settings.distribution).toolsets)
-    resolve_toolsets([*drawn, *settings.disabled_toolsets])
+def _check_toolsets(settings: RunSettings, found: DatasetScan, catalog: Catalog) -> None:
+    drawn = settings.enabled_toolsets or tuple(catalog.distribution(settings.distribution).toolsets)
+    catalog.resolve_toolsets([*drawn, *settings.disabled_toolsets])
     source = "enabled_toolsets" if settings.enabled_toolsets else f"distribution {settings.distribution}"
-    here = set(resolve_toolsets(drawn)) - set(missing(resolve_toolsets(drawn)))
-    if here and here <= set(resolve_toolsets(settings.disabled_toolsets)):
+    here = set(catalog.resolve_toolsets(drawn)) - catalog.lacking.keys()
+    if here and here <= catalog.disabled(settings.disabled_toolsets):
         raise UsageProblem(f"disabled_toolsets: leaves no tool of {source}")
-    by_source = ((source, drawn), (f"rows of {settings.dataset_file}", tuple(sorted(found.names))))
-    for named_by, names in by_source:
-        absent = missing(names)
+    by_source = (
+        (source, catalog.missing(drawn, settings.disabled_toolsets)),
+        (f"rows of {settings.dataset_file}", catalog.missing(sorted(found.names))),  # these beat what is disabled
+    )
+    for named_by, absent in by_source:
         if absent and not settings.allow_missing_toolsets:
+            reasons = "; ".join(f"{name} lacks {lack}" for name, lack in absent.items())
             raise UsageProblem(
-                f"{named_by}: not available here: {', '.join(absent)}; choose others (--list_toolsets, "
-                "--enabled_toolsets=terminal,file) or run without them (--allow_missing_toolsets)"
+                f"{named_by}: {reasons}. Mend it, choose others (--list_toolsets, --enabled_toolsets=terminal,file) or "
+                "run without them (--allow_missing_toolsets)"
             )
 
 

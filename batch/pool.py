@@ -112,8 +112,8 @@ class Member:
         self.process: BaseProcess | None = None
         self.task: asyncio.Task[None] | None = None
         self._pool = pool
-        self._leases: dict[int, Lease] = {}
-        self._asks: dict[int, asyncio.Task[None]] = {}
+        self._leases: dict[tuple[int, int], Lease] = {}  # by gate and number, as the asks
+        self._asks: dict[tuple[int, int], asyncio.Task[None]] = {}
 
     @property
     def busy(self) -> bool:
@@ -139,8 +139,8 @@ class Member:
         """Gives back what it holds of the gate."""
         for task in self._asks.values():
             task.cancel()
-        for lease in self._leases.values():
-            self._pool.gate.release(lease, Verdict(kind="abandoned"))
+        for (gate, _), lease in self._leases.items():
+            self._pool.gates[gate].release(lease, Verdict(kind="abandoned"))
         self._asks.clear()
         self._leases.clear()
 
@@ -152,8 +152,8 @@ class Member:
             case Ask():
                 self._asked(message)
             case Release():
-                self._leases.pop(message.lease.id, None)
-                self._pool.gate.release(message.lease, message.verdict)
+                self._leases.pop((message.gate, message.lease.id), None)
+                self._pool.gates[message.gate].release(message.lease, message.verdict)
             case Heartbeat():
                 self.last_beat = time.monotonic()
                 self.started = {key: max(deadline, message.overdue_at) for key, deadline in self.started.items()}
@@ -165,7 +165,7 @@ class Member:
                 self.wants, self.was_ready = message.free, True
                 self._pool.feed()
             case Unask():
-                if task := self._asks.pop(message.ask, None):
+                if task := self._asks.pop((message.gate, message.ask), None):
                     task.cancel()
             case Log():
                 self._pool.events.log(message)
@@ -176,26 +176,29 @@ class Member:
 
     def _asked(self, message: Ask) -> None:
         try:
-            lease = self._pool.gate.acquire_now(message.tokens)
+            lease = self._pool.gates[message.gate].acquire_now(message.tokens)
         except RunStopped as stop:
-            self.wire.send(Refused(message.ask, stop.reason, stop.message))
+            self._refuse(message, stop)
             return
         if lease is None:
-            self._asks[message.ask] = asyncio.create_task(self._answer(message))
+            self._asks[(message.gate, message.ask)] = asyncio.create_task(self._answer(message))
         else:
             self._grant(message, lease)
 
     async def _answer(self, message: Ask) -> None:
         try:
-            self._grant(message, await self._pool.gate.acquire(message.tokens))
+            self._grant(message, await self._pool.gates[message.gate].acquire(message.tokens))
         except RunStopped as stop:
-            self.wire.send(Refused(message.ask, stop.reason, stop.message))
+            self._refuse(message, stop)
         finally:
-            self._asks.pop(message.ask, None)
+            self._asks.pop((message.gate, message.ask), None)
 
     def _grant(self, message: Ask, lease: Lease) -> None:
-        self._leases[lease.id] = lease
-        self.wire.send(Granted(message.ask, lease))
+        self._leases[(message.gate, lease.id)] = lease
+        self.wire.send(Granted(message.ask, lease, message.gate))
+
+    def _refuse(self, message: Ask, stop: RunStopped) -> None:
+        self.wire.send(Refused(message.ask, stop.reason, stop.message, message.gate))
 
     def _ended(self, message: PromptEnded) -> None:
         key = (message.row_key, message.sample_index)
@@ -210,10 +213,12 @@ class Member:
 
 class Pool:
     """Keeps workers busy until `events` has no more rows, or `stop` is called. `slots`: prompts in flight of each;
-    `here`: they run in this process."""
+    `gates`: see `WorkerSpec`; `here`: they run in this process."""
 
-    def __init__(self, spec: WorkerSpec, slots: Sequence[int], gate: RunGate, events: Events, *, here: bool) -> None:
-        self.gate = gate
+    def __init__(
+        self, spec: WorkerSpec, slots: Sequence[int], gates: Sequence[RunGate], events: Events, *, here: bool
+    ) -> None:
+        self.gates = gates
         self.events = events
         self.stop_reason = ""
         self.problem: Exception | None = None

@@ -17,6 +17,6 @@ def invoke(words: Sequence[str]) -> int:
 def _invoke(words: Sequence[str]) -> int:
     settings, action = load_settings(words, os.environ)
     if action != "run":
-        show(action, os.environ, page())
+        show(action, os.environ, page(), settings)
         return 0
     return run(settings, words, os.environ)

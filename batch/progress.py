@@ -325,11 +325,20 @@ def summary_lines(report: RunReport) -> list[str]:
         f"  prompts    {sum(statistics['by_status'].values())}: {statuses or 'none'}",
         f"  success    {100 * metrics['success_rate']:.1f}%",
         f"  spent      {requests}, {tokens} tokens, ${metrics['cost_usd']:.4f}",
+        *(f"  unreported {each}" for each in unreported_facts(metrics.get("unreported", {}))),
         *_reasoning_line(statistics["reasoning_statistics"]),
         *_tool_lines(statistics["tool_statistics"]),
         *_evaluation_line(metrics.get("evaluation", {})),
         *(f"  {what:<10} {path}" for what, path in report.files.items()),
     ]
+
+
+def unreported_facts(of: Mapping[str, Any]) -> list[str]:
+    """What replies without usage are taken to have cost (`Unreported` as an object); nothing if there are none."""
+    if not of.get("replies"):
+        return []
+    tokens = count_text(of["input_tokens"] + of["output_tokens"])
+    return [f"{of['replies']} replies without usage, by estimate {tokens} tokens, ${of['cost_usd']:.4f}"]
 
 
 def _reasoning_line(counts: Mapping[str, int]) -> list[str]:

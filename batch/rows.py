@@ -85,10 +85,10 @@ def read_prompt(row: dict[str, Any]) -> Prompt:
     for key, value in row.items():
         if key not in _OWN_COLUMNS:
             rest[key] = value
-        name = _NAMES.get(key)
-        if name is None or value is None:
+        if value is None or key not in _FIELDS:
             continue
-        read = _READERS[name](key, value)
+        name, reader = _FIELDS[key]
+        read = reader(key, value)
         if given.setdefault(name, read) != read:
             raise RowProblem(f"{_spellings(name, row)} contradict each other: give one")
     return _prompt(given, rest)
@@ -151,9 +151,14 @@ def _finite(digits: str) -> float:
 def _checked(value: Any, line: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RowProblem(f"not an object but {_kind(value)}")
-    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if is_too_deep(value, line):
         raise RowProblem(f"nested deeper than {MAX_DEPTH} levels")
     return value
+
+
+def is_too_deep(value: Any, line: bytes) -> bool:
+    """Whether a value, which was read from the line, is nested deeper than `MAX_DEPTH` levels."""
+    return line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH
 
 
 def _depth(value: Any) -> int:
@@ -205,9 +210,11 @@ def _text(key: str, value: Any) -> str:
 
 
 def _filled(key: str, value: Any) -> str:
-    if not _text(key, value).strip():
+    if type(value) is not str:
+        raise _wrong(key, "a string", value)
+    if not value.strip():
         raise RowProblem(f"{key} is blank")
-    return str(value)
+    return value
 
 
 def _id(key: str, value: Any) -> str:
@@ -317,3 +324,4 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "metadata": _object,
     "response_format": _schema,
 }
+_FIELDS = {key: (name, _READERS[name]) for key, name in _NAMES.items()}

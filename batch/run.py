@@ -26,6 +26,7 @@ from batch.settings import RunSettings
 from batch.store import RunDirectory
 from batch.work import OpenBatch, Work
 from batch.worker import WorkerSpec, ended_message
+from tools.browser.folder import reap as reap_browsers
 from tools.environments.base import Owner
 from tools.environments.table import load_backend
 from tools.errors import UsageProblem
@@ -72,7 +73,9 @@ class Run:
         self._redactor = redactor
         self._log = RunLog(directory.log_path)
         self._backend = load_backend(plan.backend)
-        self._gate = self._make_gate()
+        self._gates = self._make_gates()
+        self._gate = self._gates[0]
+        self._is_blind = False  # and the user knows it
         self._work = Work(
             index.pending(plan.settings.retry, plan.settings.only_ids, plan.settings.max_attempts),
             batch_size=plan.settings.batch_size,
@@ -82,7 +85,11 @@ class Run:
         self._progress = Progress(sys.stderr, plan.environ, quiet=plan.settings.quiet)
         self._hook: Hook | None = None
         self._pool = Pool(
-            self._worker_spec(), slots_of(plan.settings, pending), self._gate, self, here=plan.settings.num_workers == 0
+            self._worker_spec(),
+            slots_of(plan.settings, pending),
+            self._gates,
+            self,
+            here=plan.settings.num_workers == 0,
         )
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._checkpointed_at: float | None = None
@@ -110,6 +117,7 @@ class Run:
             self.stopped = RunStopped("usage", str(problem))  # what was paid for is kept and merged
         finally:
             ticking.cancel()
+            self._warn_of_eye()
             self._progress.update(self._snapshot())
             self._progress.close()
             await self.reap()
@@ -121,9 +129,10 @@ class Run:
         self._write_checkpoint()
         self._log.close()
 
-    def _make_gate(self) -> RunGate:
+    def _make_gates(self) -> list[RunGate]:
+        """The run's own, and that of a model beside it, which shares the budget but ends no run."""
         settings = self._settings
-        return RunGate(
+        own = RunGate(
             self._plan.model.keys,
             settings.concurrency,
             rpm=settings.rpm,
@@ -135,12 +144,23 @@ class Run:
             spent=self._index.spent.spend,
             ended_rows=self._index.spent.tries,
         )
+        if self._plan.eye is None:
+            return [own]
+        eyes = RunGate(
+            self._plan.eye.keys,
+            settings.concurrency,
+            rate_limit_wait=settings.rate_limit_wait,
+            endpoint_wait=settings.endpoint_wait,
+            beside=own,
+        )
+        return [own, eyes]
 
     def _worker_spec(self) -> WorkerSpec:
         return WorkerSpec(
             run_dir=str(self._directory.path.resolve()),
             slots=0,
             model=self._plan.model,
+            eye=self._plan.eye,
             policy=self._plan.policy,
             backend=self._plan.backend,
             owner=self._owner,
@@ -172,7 +192,8 @@ class Run:
     def stop(self, why: RunStopped, *, now: bool = False) -> None:
         """No new rows, no new model calls."""
         self.stopped = self.stopped or why
-        self._gate.stop(why.reason, why.message)
+        for gate in self._gates:
+            gate.stop(why.reason, why.message)
         self._pool.stop(why.reason, now=now)
 
     async def _tick(self) -> None:
@@ -183,10 +204,18 @@ class Run:
                 opened = True
             if self._gate.stopped and not self._pool.stop_reason:
                 self.stop(self._gate.stopped)
+            self._warn_of_eye()
             if time.monotonic() >= self._checkpoint_at:
                 self._checkpoint_if_due()
             self._progress.update(self._snapshot())
             await asyncio.sleep(TICK)
+
+    def _warn_of_eye(self) -> None:
+        """Once. The run goes on without its vision model."""
+        lost = self._gates[-1].stopped
+        if lost and not self._is_blind and not self._gate.stopped and lost.reason != "budget":
+            self._is_blind = True
+            self.say(f"warning: pictures can no longer be looked at: {lost.message}")
 
     def _snapshot(self) -> ProgressSnapshot:
         index, cooling = self._index, self._gate.cooling_until
@@ -199,8 +228,8 @@ class Run:
             at_most=self._settings.concurrency,
             tool_calls=index.tool_calls.total(),
             model_calls=index.spent.api_calls,
-            tokens=self._gate.spent.usage.total_tokens,
-            cost_usd=self._gate.spent.cost_usd,
+            tokens=self._gate.spent.all_tokens,
+            cost_usd=self._gate.spent.all_cost,
             checkpoint_age=None if self._checkpointed_at is None else now - self._checkpointed_at,
             cooling=max(0.0, cooling - asyncio.get_running_loop().time()) if cooling else 0.0,
             cooling_reason=self._gate.cooling_reason,
@@ -257,7 +286,7 @@ class Run:
             retryable=not last,
         )
         prompt, which = parse_row(job.line), try_of(job, batch_num)
-        tools = offered_tools(prompt, self._plan.policy, job.row_key)
+        tools = offered_tools(prompt, self._plan.policy, job.row_key, self._plan.catalog)
         row = row_of(
             Outcome(
                 prompt=prompt,
@@ -266,6 +295,7 @@ class Run:
                 tools=tools,
                 redactor=self._redactor,
                 model=self._plan.model.model,
+                catalog=self._plan.catalog,
             ),
             end,
         )
@@ -293,9 +323,11 @@ class Run:
 
     async def reap(self) -> None:
         """See Events."""
-        removed = await self._backend.reap()
+        sandboxes, browsers = await self._backend.reap(), await asyncio.to_thread(reap_browsers)
+        found = ((sandboxes, "sandbox", "sandboxes"), (browsers, "browser"))
+        removed = ", ".join(counted(number, *words) for number, *words in found if number)
         if removed:
-            self.say(f"removed what dead runs left: {counted(removed, 'sandbox', 'sandboxes')}")
+            self.say(f"removed what dead runs left: {removed}")
 
     def log(self, message: Log) -> None:
         """See Events."""

@@ -19,8 +19,19 @@ from msgspec import Meta, Struct, field
 from agent.models.options import ProviderSort, ReasoningEffort
 from agent.text import clean
 from batch.messages import ERROR_HEAD
-from batch.options import Given, Option, about, merge, options_of, read_environment, read_flags, read_yaml
+from batch.options import (
+    Given,
+    Option,
+    about,
+    merge,
+    options_of,
+    read_environment,
+    read_flags,
+    read_mapping,
+    read_yaml,
+)
 from tools.errors import UsageProblem
+from tools.mcp_servers import McpServer, as_meant, check_servers, for_the_record
 
 MOST = 10**12  # sums and products of such numbers stay within the 64 bits of files and messages
 Count = Annotated[int, Meta(ge=1, le=MOST)]
@@ -30,6 +41,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 OutputFormat = Literal["sharegpt", "json", "jsonl", "turns"]
 Retry = Literal["none", "failed", "timeout", "incomplete", "all"]
 Network = Literal["on", "none"]
+SearchProvider = Literal["searxng", "brave", "tavily", "exa", "serper", "firecrawl", "ddgs"]
 
 Action = Literal["run", "help", "version", "list_distributions", "list_toolsets", "list_backends", "list_providers"]
 
@@ -137,6 +149,34 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = ()
     disabled_toolsets: Annotated[tuple[str, ...], about(TOOLS, "never offer these toolsets or tools")] = ()
     allow_missing_toolsets: Annotated[bool, about(TOOLS, "run without the tools that are not available here")] = False
+    tools_module: Annotated[
+        str, about(TOOLS, "Python file with tools, toolsets and distributions of one's own: path/file.py")
+    ] = ""
+    mcp_servers: Annotated[
+        dict[str, McpServer],
+        about(TOOLS, "MCP servers, each a toolset: name -> command or url …; a text is JSON, YAML or a file of either"),
+    ] = {}
+    search_provider: Annotated[
+        SearchProvider | None, about(TOOLS, "web search by this service", shown="the first that can be had")
+    ] = None
+    search_url: Annotated[str, about(TOOLS, "address of a SearXNG server, or of a service of one's own")] = ""
+    search_api_key: Annotated[
+        str, about(TOOLS, "key of the search service", shown="the service's variable", secret=True)
+    ] = ""
+    allow_private_urls: Annotated[
+        bool, about(TOOLS, "web and browser may open private, loopback and metadata addresses")
+    ] = False
+    browser_program: Annotated[str, about(TOOLS, "the Chromium to be used", shown="one that is found")] = ""
+    vision_model: Annotated[
+        str, about(TOOLS, "model that answers questions about pictures", shown="the run's model")
+    ] = ""
+    vision_base_url: Annotated[str, about(TOOLS, "its endpoint", shown="the run's, or its provider's")] = ""
+    vision_api_key: Annotated[str, about(TOOLS, "its key", shown="the provider's variable", secret=True)] = ""
+    image_model: Annotated[str, about(TOOLS, "model that makes pictures", shown="the provider's usual one")] = ""
+    image_base_url: Annotated[
+        str, about(TOOLS, "endpoint of an OpenAI-compatible image service", shown="OpenAI's or FAL's, by key")
+    ] = ""
+    image_api_key: Annotated[str, about(TOOLS, "its key", shown="OPENAI_API_KEY or FAL_KEY", secret=True)] = ""
     parse_text_tool_calls: Annotated[bool, about(TOOLS, "execute tool calls that the model wrote into its text")] = (
         False
     )
@@ -219,6 +259,7 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     json_summary: Annotated[bool, about(DISPLAY, "the final summary as one JSON object")] = False
 
 
+URLS = ("base_url", "search_url", "vision_base_url", "image_base_url")
 PREFIX = "BATCH_RUNNER_"
 ACTIONS: tuple[Action, ...] = get_args(Action)[1:]
 CONFIG = Option(
@@ -265,7 +306,14 @@ def read_sources(
         _read_config(Path(config), options) if config else [],
         read_environment(environ, options, prefix),
     ]
-    return merge(sources), action
+    return merge([_servers_as_meant(given) for given in source] for source in sources), action
+
+
+def _servers_as_meant(given: Given) -> Given:
+    if given.option.name != "mcp_servers":
+        return given
+    value = read_mapping(given) if isinstance(given.value, str) else given.value
+    return Given(given.option, as_meant(clean(value)), given.origin)
 
 
 def _read_config(path: Path, options: Sequence[Option]) -> list[Given]:
@@ -290,6 +338,7 @@ def agreed(settings: Settings) -> Settings:
     """Settings that agree with each other, the run's name filled in. Raises UsageProblem."""
     for check in (_check_input, _check_model, _check_limits, _check_sandbox):
         check(settings)
+    check_servers(settings.mcp_servers)
     return msgspec.structs.replace(
         settings,
         run_name=_run_name(settings),
@@ -323,8 +372,9 @@ def _check_model(settings: RunSettings) -> None:
     refuse(warm, f"deterministic sends temperature 0: leave out temperature {settings.temperature}")
     effort = settings.reasoning_disabled and settings.reasoning_effort not in {None, "none"}
     refuse(effort, "reasoning_disabled and reasoning_effort exclude each other")
-    if settings.base_url and urlsplit(settings.base_url).scheme not in {"http", "https"}:
-        raise UsageProblem("base_url: expected a URL that starts with http:// or https://")
+    for name in URLS:
+        wrong = urlsplit(getattr(settings, name) or "http:").scheme not in {"http", "https"}
+        refuse(wrong, f"{name}: expected a URL that starts with http:// or https://")
 
 
 def _check_limits(settings: RunSettings) -> None:
@@ -383,7 +433,8 @@ def manifest(settings: RunSettings, redact: Callable[[str], str] = _unchanged) -
     `redact` goes over every text."""
     options = options_of(type(settings))
     shown = {option.name: getattr(settings, option.name) for option in options if not option.secret}
-    shown["base_url"] = without_user(settings.base_url)
+    shown.update({name: without_user(getattr(settings, name)) for name in URLS})
+    shown["mcp_servers"] = for_the_record(settings.mcp_servers)
     return {name: _redacted(value, redact) for name, value in shown.items()}
 
 
@@ -396,8 +447,10 @@ def recorded(manifest: Mapping[str, Any], kind: type[RunSettings] = RunSettings)
 
 
 def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
-    if isinstance(value, tuple):
-        return [redact(clean(each)) for each in value]
+    if isinstance(value, tuple | list):
+        return [_redacted(each, redact) for each in value]
+    if isinstance(value, dict):
+        return {name: _redacted(each, redact) for name, each in value.items()}
     return redact(clean(value)) if isinstance(value, str) else value
 
 
@@ -407,7 +460,7 @@ def without_user(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else url
 
 
-ONCE_ONLY = {"resume", "finalize", "dry_run", "steal_lock", "api_key"}
+ONCE_ONLY = {"resume", "finalize", "dry_run", "steal_lock"}
 
 
 def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "python batch_runner.py") -> str:
@@ -419,7 +472,8 @@ def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "p
     """
     options = options_of(type(settings))
     flags = read_flags(argv, [*options, CONFIG], ACTIONS)[0] if argv else _departures(settings, options)
-    words = [_as_flag(given, settings) for given in flags if given.option.name not in ONCE_ONLY]
+    lasting = [given for given in flags if given.option.name not in ONCE_ONLY and not given.option.secret]
+    words = [_as_flag(given, settings) for given in lasting]
     given_names = {given.option.name for given in flags}
     if settings.prompt and not given_names & {"run_name", "output"}:
         words.append(f"--run_name={settings.run_name}")
@@ -430,10 +484,10 @@ def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "p
 
 def _departures(settings: RunSettings, options: Sequence[Option]) -> list[Given]:
     usual = type(settings)()
-    values = {option: getattr(settings, option.name) for option in options}
+    values = [(option, getattr(settings, option.name)) for option in options]
     return [
         Given(option, _flag_value(value), f"--{option.name}")
-        for option, value in values.items()
+        for option, value in values
         if value != getattr(usual, option.name)
     ]
 
@@ -441,6 +495,8 @@ def _departures(settings: RunSettings, options: Sequence[Option]) -> list[Given]
 def _flag_value(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
+    if isinstance(value, dict):
+        return msgspec.json.encode(for_the_record(value)).decode()
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -450,4 +506,4 @@ def _as_flag(given: Given, settings: RunSettings) -> str:
         value = settings.dataset_file
     if given.option.is_flag and value == "true":
         return f"--{name}"
-    return f"--{name}={without_user(value) if name == 'base_url' else value}"
+    return f"--{name}={without_user(value) if name in URLS else value}"

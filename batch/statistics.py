@@ -7,24 +7,22 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from agent.row import ToolCount
-from agent.types import Spend, Usage
-from batch.facts import (
-    Facts,
-    MergePolicy,
-    SummaryFacts,
-    called_tools,
-    decode_summary_facts,
-    gpt_turns,
-    status_under,
-)
+from agent.types import NOTHING_UNREPORTED, Spend, Unreported, Usage
+from batch.facts import Facts, Tools, Tried
 from tools.errors import UsageProblem
-from tools.toolsets import resolve_names
+from tools.toolsets import BUILT_IN
 
 _DISTINCT = 10_000
+_KINDS = 1024  # of tries that are gathered before they are added
+_EXPECTED = '"expected_tools"'
 _REDACTED = "[REDACTED:"
+_REDACTED_BYTES = _REDACTED.encode()
+_NO_CALLS = ToolCount()
+
+_Alike = tuple[str, str, int, int, bool, str, Tools]  # what a try without anything special counts as
 
 
 class Spread(Struct):
@@ -35,7 +33,7 @@ class Spread(Struct):
     is_coarse: bool = False
 
     def add(self, value: float, times: int = 1) -> None:
-        """One more value, or the same one several times."""
+        """One more value, or the same one several times; -1 takes one away again."""
         self.counts[_coarse(value) if self.is_coarse else value] += times
         self.total += value * times
         if len(self.counts) > _DISTINCT and not self.is_coarse:
@@ -76,19 +74,20 @@ class Spent(Struct):
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     total_tokens: int = 0
+    unreported: Unreported = NOTHING_UNREPORTED
     durations: Spread = field(default_factory=Spread)
 
     def add(self, api_calls: int, spend: Spend, duration_seconds: float) -> None:
         """One more try."""
-        self._add(api_calls, spend.requests, spend.cost_usd, spend.usage)
+        self._add(api_calls, spend.requests, spend.cost_usd, spend.usage, spend.unreported)
         self.durations.add(duration_seconds)
 
     def add_facts(self, facts: Facts) -> None:
         """One more try, read from the journal."""
-        self._add(facts.api_calls, facts.requests, facts.cost_usd, facts.usage)
+        self._add(facts.api_calls, facts.requests, facts.cost_usd, facts.usage, facts.unreported)
         self.durations.add(facts.duration_seconds)
 
-    def _add(self, api_calls: int, requests: int, cost_usd: float, usage: Usage) -> None:
+    def _add(self, api_calls: int, requests: int, cost_usd: float, usage: Usage, unreported: Unreported) -> None:
         self.tries += 1
         self.api_calls += api_calls
         self.requests += requests
@@ -99,6 +98,11 @@ class Spent(Struct):
         self.cache_write_tokens += usage.cache_write_tokens
         self.reasoning_tokens += usage.reasoning_tokens
         self.total_tokens += usage.total_tokens
+        if unreported.replies:
+            self.unreported += unreported
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
     @property
     def usage(self) -> Usage:
@@ -115,33 +119,7 @@ class Spent(Struct):
     @property
     def spend(self) -> Spend:
         """What the tries cost."""
-        return Spend(requests=self.requests, usage=self.usage, cost_usd=self.cost_usd)
-
-
-class Tried(Struct, frozen=True, kw_only=True, gc=False):
-    """A try read back, as it counts under the present policy."""
-
-    facts: SummaryFacts
-    line: bytes
-    status: str
-    reason: str
-    turns: int  # gpt turns that are the model's doing
-    turns_with_reasoning: int
-
-    @classmethod
-    def read(cls, line: bytes, policy: MergePolicy) -> "Tried":
-        """From a line of the journal."""
-        facts = decode_summary_facts(line)
-        turns, with_reasoning = gpt_turns(facts, line)
-        status, reason = status_under(policy, facts, with_reasoning)
-        return cls(
-            facts=facts,
-            line=line,
-            status=status,
-            reason=reason,
-            turns=turns,
-            turns_with_reasoning=with_reasoning,
-        )
+        return Spend(requests=self.requests, usage=self.usage, cost_usd=self.cost_usd, unreported=self.unreported)
 
 
 class Statistics(Struct):
@@ -154,7 +132,9 @@ class Statistics(Struct):
     by_reason: Counter[str] = field(default_factory=Counter)
     filtered: Counter[str] = field(default_factory=Counter)
     tools: dict[str, ToolCount] = field(default_factory=dict)
+    inner_tools: dict[str, ToolCount] = field(default_factory=dict)
     unknown_tools: Counter[str] = field(default_factory=Counter)
+    offered: Counter[str] = field(default_factory=Counter)  # by the column's text
     expected: Counter[str] = field(default_factory=Counter)
     expected_and_used: Counter[str] = field(default_factory=Counter)
     gpt_turns: int = 0
@@ -170,42 +150,47 @@ class Statistics(Struct):
         one.take(tried)
         return one
 
-    def take(self, tried: Tried) -> None:
-        """Adds one try in place."""
+    def take(self, tried: Tried, times: int = 1) -> None:
+        """Adds one try in place, or several that count like it; takes one away again if `times` is -1."""
         facts, line, status = tried.facts, tried.line, tried.status
-        used = _tools_used(facts)
-        self.gpt_turns += tried.turns
-        self.turns_with_reasoning += tried.turns_with_reasoning
-        self._take_tools(facts, used)
-        if _REDACTED.encode() in line:
-            self.redactions += line.count(_REDACTED.encode()) - facts.final_response.count(_REDACTED)
-        self.by_status[status] += 1
+        used = tried.tools.tallies
+        self.gpt_turns += times * tried.turns
+        self.turns_with_reasoning += times * tried.turns_with_reasoning
+        self._take_tools(tried, used, times)
+        if _REDACTED_BYTES in line:
+            self.redactions += times * (line.count(_REDACTED_BYTES) - facts.final_response.count(_REDACTED))
+        self.by_status[status] += times
         if tried.reason:
-            self.by_reason[tried.reason] += 1
+            self.by_reason[tried.reason] += times
         if status != "stopped":
-            self.rows += 1
-            self.completed += status == "completed"
-            self.successes += facts.success
-            self.turns.add(tried.turns)
-            self.tool_calls.add(sum(tally.count for tally in used.values()))
+            self.rows += times
+            self.completed += times * (status == "completed")
+            self.successes += times * facts.success
+            self.offered[facts.tools_offered] += times
+            self.turns.add(tried.turns, times)
+            self.tool_calls.add(sum(tally.count for tally in used.values()), times)
 
-    def _take_tools(self, facts: SummaryFacts, used: Mapping[str, ToolCount]) -> None:
+    def _take_tools(self, tried: Tried, used: Mapping[str, ToolCount], times: int) -> None:
+        facts = tried.facts
         for name, tally in used.items():
-            self.tools[name] = _sum(self.tools.get(name), tally)
+            self.tools[name] = _sum(self.tools.get(name, _NO_CALLS), tally, times)
+        for name, tally in _read_tallies(facts.inner_tool_stats).items():
+            self.inner_tools[name] = _sum(self.inner_tools.get(name, _NO_CALLS), tally, times)
         if facts.unknown_tools != "[]":
             for each in json.loads(facts.unknown_tools):
-                self.unknown_tools[each["name"]] += each["count"]
-        if '"expected_tools"' in facts.dataset_row:
+                self.unknown_tools[each["name"]] += times * each["count"]
+        if _EXPECTED in facts.dataset_row:
             for name in set(json.loads(facts.dataset_row).get("expected_tools") or ()):
-                self.expected[name] += 1
-                self.expected_and_used[name] += not used.keys().isdisjoint(_tools_named(name))
+                meant = tried.own_toolsets.get(name) or _tools_named(name)
+                self.expected[name] += times
+                self.expected_and_used[name] += times * (not used.keys().isdisjoint(meant))
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        tools = dict(self.tools)
-        for name, tally in other.tools.items():
-            tools[name] = _sum(tools.get(name), tally)
-        sums = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__ if name != "tools"}
-        return Statistics(tools=tools, **sums)
+        """A new one, without the names of what was all taken away again."""
+        tallied = ("tools", "inner_tools")
+        sums: dict[str, Any] = {name: _joined(getattr(self, name), getattr(other, name)) for name in tallied}
+        rest = set(self.__struct_fields__) - sums.keys()
+        return Statistics(**sums, **{name: getattr(self, name) + getattr(other, name) for name in rest})
 
     def to_dict(self) -> dict[str, Any]:
         """The part of statistics.json that follows from rows; keys sorted, so that two runs can be compared."""
@@ -216,16 +201,24 @@ class Statistics(Struct):
                 "turns_with_reasoning": self.turns_with_reasoning,
                 "turns_without_reasoning": self.gpt_turns - self.turns_with_reasoning,
             },
+            "inner_tool_statistics": {name: _rates(self.inner_tools[name]) for name in sorted(self.inner_tools)},
             "by_status": dict(sorted(self.by_status.items())),
             "by_reason": dict(sorted(self.by_reason.items())),
             "filtered": dict(sorted(self.filtered.items())),
             "unknown_tools": dict(sorted(self.unknown_tools.items())),
+            "tools_offered": dict(sorted(self._rows_by_offered_tool().items())),
             "expected_tools": {
                 name: {"rows": self.expected[name], "used": self.expected_and_used[name]}
                 for name in sorted(self.expected)
             },
             "redactions": self.redactions,
         }
+
+    def _rows_by_offered_tool(self) -> Counter[str]:
+        rows: Counter[str] = Counter()
+        for names, times in self.offered.items():
+            rows.update(dict.fromkeys(names.split(), times))
+        return rows
 
     def metrics(self, spent: Spent) -> dict[str, Any]:
         """The content of metrics.json."""
@@ -238,33 +231,83 @@ class Statistics(Struct):
             "duration_seconds": spent.durations.to_dict(),
             "usage": {name: getattr(spent.usage, name) for name in Usage.__struct_fields__},
             "cost_usd": round(spent.cost_usd, 6),
+            "unreported": structs.asdict(spent.unreported),
             "api_calls": spent.api_calls,
             "requests": spent.requests,
             "tries": spent.tries,
         }
 
 
-def _tools_used(facts: SummaryFacts) -> Mapping[str, ToolCount]:
-    used = called_tools(bytes(facts.tool_stats))
-    if facts.extra_tool_stats == "{}":
-        return used
-    extra = {name: ToolCount(**tally) for name, tally in json.loads(facts.extra_tool_stats).items()}
-    return {**used, **extra}
+class Gathering:
+    """Adds tries to statistics and to calls by tool, many at once: most of them count like others."""
+
+    def __init__(self, statistics: Statistics, tool_calls: Counter[str]) -> None:
+        self._statistics = statistics
+        self._tool_calls = tool_calls
+        self._alike: Counter[_Alike] = Counter()
+        self._one_of: dict[_Alike, Tried] = {}
+
+    def take(self, tried: Tried) -> None:
+        """One more try. It is added by the next `settle` at the latest."""
+        if _is_special(tried):
+            self._add(tried, 1)
+            return
+        facts, turns = tried.facts, (tried.turns, tried.turns_with_reasoning)
+        alike = (tried.status, tried.reason, *turns, facts.success, facts.tools_offered, tried.tools)
+        self._alike[alike] += 1
+        if alike not in self._one_of:
+            self._one_of[alike] = tried
+            if len(self._one_of) == _KINDS:
+                self.settle()
+
+    def settle(self) -> None:
+        """Adds what has been gathered."""
+        for alike, tried in self._one_of.items():
+            self._add(tried, self._alike[alike])
+        self._alike.clear()
+        self._one_of.clear()
+
+    def _add(self, tried: Tried, times: int) -> None:
+        self._statistics.take(tried, times)
+        for name, count in tried.tools.calls.items():
+            self._tool_calls[name] += times * count
+
+
+def _is_special(tried: Tried) -> bool:
+    facts = tried.facts
+    return (
+        facts.inner_tool_stats != "{}"
+        or facts.unknown_tools != "[]"
+        or _EXPECTED in facts.dataset_row
+        or _REDACTED_BYTES in tried.line
+    )
+
+
+def _read_tallies(text: str) -> Mapping[str, ToolCount]:
+    if text == "{}":
+        return {}
+    return {name: ToolCount(**tally) for name, tally in json.loads(text).items()}
+
+
+def _joined(one: Mapping[str, ToolCount], other: Mapping[str, ToolCount]) -> dict[str, ToolCount]:
+    """Sums of both, without those that are all taken away."""
+    sums = {name: _sum(one.get(name, _NO_CALLS), other.get(name, _NO_CALLS)) for name in {**one, **other}}
+    return {name: tally for name, tally in sums.items() if tally.count}
 
 
 @cache
 def _tools_named(name: str) -> frozenset[str]:
     """The tools that a row's expectation means: a toolset's or alias's any one will do."""
     try:
-        return frozenset(resolve_names([name]))
+        return frozenset(BUILT_IN.resolve_names([name]))
     except UsageProblem:
         return frozenset({name})
 
 
-def _sum(one: ToolCount | None, other: ToolCount) -> ToolCount:
-    if one is None:
-        return other
-    return ToolCount(one.count + other.count, one.success + other.success, one.failure + other.failure)
+def _sum(one: ToolCount, other: ToolCount, times: int = 1) -> ToolCount:
+    return ToolCount(
+        one.count + times * other.count, one.success + times * other.success, one.failure + times * other.failure
+    )
 
 
 def _rates(tally: ToolCount) -> dict[str, float]:

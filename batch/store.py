@@ -14,7 +14,7 @@ from msgspec import Struct
 from agent.errors import RunStopped
 from agent.row import Row, decode_row
 from batch.checkpoint import checkpoint
-from batch.journal import BatchFile, Mended, Place, batch_path, disk_stop, mend_tail, sync_directory
+from batch.journal import BatchFile, Mended, Place, batch_path, children_path, disk_stop, mend_tail, sync_directory
 from batch.lock import PATIENCE, RunLock, join, own
 from batch.manifest import Moment, checked
 from tools.environments.base import Owner
@@ -23,8 +23,8 @@ from tools.errors import UsageProblem
 if TYPE_CHECKING:
     from batch.index import JournalIndex
 
-_BATCH_NAME = re.compile(r"batch_(0|[1-9]\d{0,8})\.jsonl(\.torn)?")
-_FOLDERS = ("", "tasks", "turns")  # where derived files stand
+_BATCH_NAME = re.compile(r"batch_(0|[1-9]\d{0,8})((?:\.children)?\.jsonl)(\.torn)?")
+_FOLDERS = ("", "tasks", "turns", "artifacts")  # where derived files stand
 _WINDOW = 1 << 16
 
 
@@ -77,6 +77,7 @@ class RunDirectory(OwnedFolder):
         self.manifest_path = path / "run.json"
         self.checkpoint_path = path / "checkpoint.json"
         self.trajectories_path = path / "trajectories.jsonl"
+        self.merged_children_path = path / "children.jsonl"
         self.statistics_path = path / "statistics.json"
         self.metrics_path = path / "metrics.json"
         self.failures_path = path / "failures.jsonl"
@@ -89,7 +90,8 @@ class RunDirectory(OwnedFolder):
     def files(self) -> tuple[Path, ...]:
         """Those that are written whole: none may be a directory, or be somebody else's."""
         derived = (self.checkpoint_path, self.trajectories_path, self.statistics_path, self.metrics_path)
-        return (*derived, self.failures_path, self.manifest_path, self.log_path, self.path / "tasks.jsonl")
+        others = (self.failures_path, self.manifest_path, self.log_path, self.path / "tasks.jsonl")
+        return (*derived, *others, self.merged_children_path)
 
     def join(self, owner: Owner) -> RunLock:
         """A worker's share of its owner's lock. UsageProblem if the run has another owner by now."""
@@ -101,7 +103,15 @@ class RunDirectory(OwnedFolder):
 
     def batch_numbers(self) -> list[int]:
         """Batches that have a file, lowest first."""
-        return sorted(number for number, torn in self._batch_names() if not torn)
+        return sorted(number for number, ending in self._batch_names() if ending == ".jsonl")
+
+    def children_path(self, batch_num: int) -> Path:
+        """The file of the children of a batch's rows."""
+        return children_path(self.path, batch_num)
+
+    def children_numbers(self) -> list[int]:
+        """Batches that have such a file, lowest first."""
+        return sorted(number for number, ending in self._batch_names() if ending == ".children.jsonl")
 
     def next_batch_number(self) -> int:
         """Above every one that left a trace."""
@@ -111,34 +121,34 @@ class RunDirectory(OwnedFolder):
         """Whether any row has ended here."""
         return any(self.batch_path(number).stat().st_size for number in self.batch_numbers())
 
-    def _batch_names(self) -> Iterator[tuple[int, bool]]:
-        if self.path.is_dir():
-            for path in self.path.iterdir():
-                if found := _BATCH_NAME.fullmatch(path.name):
-                    if not path.is_file():
-                        raise UsageProblem(f"{path} is no file: move it away")
-                    yield int(found[1]), bool(found[2])
+    def _batch_names(self) -> Iterator[tuple[int, str]]:
+        """Numbers, and what follows them in the name."""
+        if not self.path.is_dir():
+            return
+        with os.scandir(self.path) as entries:  # there may be 100,000: a Path of each would take seconds
+            for entry in entries:
+                if found := _BATCH_NAME.fullmatch(entry.name):
+                    if not entry.is_file():
+                        raise UsageProblem(f"{entry.path} is no file: move it away")
+                    yield int(found[1]), found[2] + (found[3] or "")
 
     # --- the journal
 
     def mend(self) -> Mending:
         """Before anything else is read or written: see Mending. RunStopped if the disk refuses."""
         cut, completed = [], []
-        for number in self.batch_numbers():
-            mended = self.mend_batch(number)
+        files = [*map(self.batch_path, self.batch_numbers()), *map(self.children_path, self.children_numbers())]
+        for path in files:
+            mended = _mended(path)
             if mended.cut:
-                cut.append(self.batch_path(number).name)
+                cut.append(path.name)
             if mended.newline:
-                completed.append(self.batch_path(number).name)
+                completed.append(path.name)
         return Mending(cut=tuple(cut), completed=tuple(completed), removed=tuple(self._remove_half_made()))
 
     def mend_batch(self, batch_num: int) -> Mended:
         """The tail of one batch file; nothing if it has no file."""
-        path = self.batch_path(batch_num)
-        try:
-            return mend_tail(path) if path.exists() else Mended()
-        except OSError as error:
-            raise disk_stop(path, error) from error
+        return _mended(self.batch_path(batch_num))
 
     def _remove_half_made(self) -> Iterator[str]:
         for folder in _FOLDERS:
@@ -211,6 +221,15 @@ class RunDirectory(OwnedFolder):
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replaces run.json."""
         replace_file(self.manifest_path, [indented(manifest)])
+
+
+def _mended(path: Path) -> Mended:
+    try:
+        return mend_tail(path)
+    except FileNotFoundError:
+        return Mended()
+    except OSError as error:
+        raise disk_stop(path, error) from error
 
 
 def _remove(path: Path) -> None:

@@ -10,11 +10,14 @@ from msgspec import Struct
 
 from agent.row import Row, decode_row, encode_row
 from batch.checkpoint import utc_now
+from batch.children import merge_children
 from batch.dataset import BadRow
+from batch.facts import Tried
 from batch.index import Counts, JournalIndex
 from batch.outputs import Take, outputs
-from batch.statistics import Statistics, Tried
-from batch.store import RunDirectory, indented, replace_file, replacing
+from batch.statistics import Statistics
+from batch.store import RunDirectory, indented, replace_file
+from batch.updating import updating
 
 _ERROR_HEAD = 200
 
@@ -45,10 +48,11 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 
 def finalize(directory: RunDirectory, index: JournalIndex, options: SummaryOptions) -> RunSummary:
-    """Writes trajectories.jsonl, failures.jsonl, the other formats, statistics.json, metrics.json and checkpoint.json.
-    RunStopped if the disk refuses."""
+    """Writes trajectories.jsonl, children.jsonl where rows have any, failures.jsonl, the other formats,
+    statistics.json, metrics.json and checkpoint.json. RunStopped if the disk refuses."""
     merge = _Merge(directory, index, options)
     merge.run()
+    merge_children(directory, index)
     summary = merge.summary()
     replace_file(directory.statistics_path, [indented(summary.statistics)])
     replace_file(directory.metrics_path, [indented(summary.metrics)])
@@ -61,30 +65,45 @@ class _Merge:
         self.directory = directory
         self.index = index
         self.options = options
-        self.statistics = Statistics()
+        self.statistics = Statistics() + index.statistics
         self.kept = 0
         self.takes: list[Take] = []
 
     def run(self) -> None:
         options, directory = self.options, self.directory
         with ExitStack() as stack:
-            merged = stack.enter_context(replacing(directory.trajectories_path))
-            failures = stack.enter_context(replacing(directory.failures_path))
+            merge = stack.enter_context(updating(directory.trajectories_path))
+            leave_out = stack.enter_context(updating(directory.failures_path))
             self.takes = stack.enter_context(outputs(options.output_format, directory, options.jsonl_file))
+            as_written = None if self.takes or options.judge else self.index.as_written()
             for row, sample, last_place, kept_place in self.index.tries():
-                last = self._read(last_place)
-                self.statistics.take(last)
+                if as_written and as_written[row * self.index.samples + sample]:
+                    self.kept += 1
+                    merge(self.index.line(kept_place))
+                    continue
+                last = self._last(last_place)
                 if kept_place:
-                    kept = last if kept_place == last_place else self._read(kept_place)
-                    merged.write(self._kept(row, kept))
+                    kept = last if kept_place == last_place else self._judged(self._read(kept_place))
+                    merge(self._kept(row, kept))
                 elif last.status != "stopped":
-                    failures.write(self._left_out(row, sample, last))
+                    leave_out(self._left_out(row, sample, last))
 
     def _read(self, place: int) -> Tried:
-        line = self.index.line(place)
-        if self.options.judge:
-            line = encode_row(self.options.judge(decode_row(line)))
-        return Tried.read(line, self.index.policy)
+        return Tried.read(self.index.line(place), self.index.policy)
+
+    def _judged(self, tried: Tried) -> Tried:
+        if not self.options.judge:
+            return tried
+        return Tried.read(encode_row(self.options.judge(decode_row(tried.line))), self.index.policy)
+
+    def _last(self, place: int) -> Tried:
+        """The row's last try. One that has another verdict now counts as that."""
+        tried = self._read(place)
+        judged = self._judged(tried)
+        if judged is not tried:
+            self.statistics.take(tried, -1)
+            self.statistics.take(judged)
+        return judged
 
     def _kept(self, row: int, kept: Tried) -> bytes:
         self.kept += 1

@@ -21,18 +21,19 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from agent.catalog import open_catalog
 from agent.checkers import load_plugin
 from agent.errors import RunStopped
 from agent.faults import Fault, attempted, fault_of, guarded
-from agent.models.base import Lease, Model, Verdict
+from agent.models.base import Lease, Verdict
 from agent.models.table import ModelSpec, open_model
 from agent.outcome import RolloutPolicy
 from agent.rollout import Rollout, Surroundings
-from agent.row import Row, encode_row
+from agent.row import Row, ToolCount, encode_row
 from agent.secrets import redactor_for
 from agent.steps import load_steps
 from agent.types import Spend
-from batch.journal import JournalWriter
+from batch.journal import JournalWriter, children_path
 from batch.lock import join
 from batch.messages import (
     ERROR_HEAD,
@@ -63,30 +64,41 @@ from tools.environments.base import Owner
 from tools.environments.owner import current_owner
 from tools.environments.table import load_backend
 from tools.errors import UsageProblem
+from tools.services import Services, closed
 
 HEARTBEAT = 1.0  # seconds
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # they reach the whole group; the parent tells us what to do
 ORPHAN = 12.0  # seconds that an orphan has to remove its sandboxes: less than a resume waits for it
+CLOSE = 5.0  # seconds for connections and browsers at the worker's end
 OVERRUN = 10.0  # seconds that a row past its deadline is given before it is cancelled, and again before it is left
 
 
 class WorkerSpec(Struct, frozen=True, kw_only=True):
-    """What a worker is told at its start. Plain values; of keys only the names of their variables."""
+    """What a worker is told at its start. Plain values; of keys only the names of their variables. `eye`: the model
+    that answers questions about pictures, where it is not the run's own. Each of the two has a gate, the eye's is the
+    second."""
 
     run_dir: str
     slots: int
     model: ModelSpec
+    eye: ModelSpec | None = None
     policy: RolloutPolicy
     backend: str
     owner: Owner
     success_checker: str = ""
 
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """One for each gate."""
+        return (self.model, self.eye) if self.eye else (self.model,)
+
 
 class RemoteGate:
-    """The run's gate, asked over the wire."""
+    """One of the run's gates, asked over the wire."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, gate: int) -> None:
         self._wire = wire
+        self._gate = gate
         self._asks: dict[int, asyncio.Future[Lease]] = {}
         self._last = 0
 
@@ -96,7 +108,7 @@ class RemoteGate:
         ask = self._last
         answer: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._asks[ask] = answer
-        self._wire.send(Ask(ask, tokens))
+        self._wire.send(Ask(ask, tokens, self._gate))
         try:
             return await answer
         except asyncio.CancelledError:
@@ -109,11 +121,11 @@ class RemoteGate:
         if answer.done() and not answer.cancelled() and answer.exception() is None:
             self.release(answer.result(), Verdict(kind="abandoned"))
         else:
-            self._wire.send(Unask(ask))
+            self._wire.send(Unask(ask, self._gate))
 
     def release(self, lease: Lease, verdict: Verdict) -> None:
         """See Gate."""
-        self._wire.send(Release(lease, verdict))
+        self._wire.send(Release(lease, verdict, self._gate))
 
     def granted(self, message: Granted) -> None:
         """The parent's yes; whoever asked may be gone by now."""
@@ -136,8 +148,9 @@ class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self.wire = worker_side(self._receive)
         self._spec = spec
-        self._gate = RemoteGate(self.wire)
+        self._gates = [RemoteGate(self.wire, number) for number, _ in enumerate(spec.models)]
         self._journal = JournalWriter(Path(spec.run_dir))
+        self._children = JournalWriter(Path(spec.run_dir), children_path)
         self._running: dict[asyncio.Task[None], Rollout] = {}
         self._waiting: deque[tuple[int, Job]] = deque()
         self._wanted = False
@@ -162,34 +175,41 @@ class Worker:
             ended.cancel()
         finally:
             heart.cancel()
-            await self._close(self._around.model)
+            await self._close(self._around)
             lock.release()
 
     def _open(self) -> Surroundings:
         spec, policy = self._spec, self._spec.policy
+        model = open_model(spec.model, self._gates[0])
         return Surroundings(
-            model=open_model(spec.model, self._gate),
+            model=model,
+            eye=open_model(spec.eye, self._gates[1]) if spec.eye else model if policy.tools.sees else None,
             backend=load_backend(spec.backend),
             owner=current_owner(spec.owner.run_id),
-            redactor=redactor_for(spec.model, os.environ)[0],
+            redactor=redactor_for(spec.models, os.environ, policy.tools)[0],
             checker=load_plugin(spec.success_checker) if spec.success_checker else None,
+            catalog=open_catalog(policy.sources, policy.lacking),
+            services=Services(policy.tools, os.environ),
             steps=load_steps(policy.steps, policy.steps_options, Path(spec.run_dir)) if policy.steps else None,
             stopping=lambda: self._stop_reason,
         )
 
-    async def _close(self, model: Model) -> None:
+    async def _close(self, around: Surroundings) -> None:
         if self.wire.closed.done():  # the parent is gone, or closed on us
             self.forbid_writing()
         for rollout in self._running.values():
             rollout.stop("interrupt")
         if self._running:
             await asyncio.wait(list(self._running), timeout=OVERRUN)
-        await asyncio.to_thread(self._journal.close)
+        for journal in (self._children, self._journal):
+            await asyncio.to_thread(journal.close)
+        models = {around.model, around.eye or around.model}
         with suppress(TimeoutError):
-            await asyncio.wait_for(model.close(), 2)
+            await asyncio.wait_for(closed([around.services.close(), *(each.close() for each in models)]), CLOSE)
 
     def forbid_writing(self) -> None:
         """Without a parent nobody may write any more. From any thread."""
+        self._children.forbid()
         self._journal.forbid()
 
     # --- messages
@@ -202,9 +222,9 @@ class Worker:
     def _take(self, message: ToWorker) -> None:
         match message:
             case Granted():
-                self._gate.granted(message)
+                self._gates[message.gate].granted(message)
             case Refused():
-                self._gate.refused(message)
+                self._gates[message.gate].refused(message)
             case BatchJob():
                 self._begin(message)
             case Stop():
@@ -265,7 +285,10 @@ class Worker:
 
     async def _roll(self, rollout: Rollout) -> None:
         row = await rollout.run()
+        children = b"".join(map(encode_row, rollout.children()))
         try:
+            if children:  # on disk first: no row lacks its children
+                await self._children.append(row.metadata.batch_num, children)
             offset, length = await self._journal.append(row.metadata.batch_num, encode_row(row))
         except RunStopped as stop:
             self.wire.send(Broken("stop", stop.reason, stop.message))
@@ -316,13 +339,18 @@ def ended_message(row: Row, offset: int, length: int) -> PromptEnded:
         retryable=row.retryable,
         row_fault=row.error_class in ("filtered", "internal") or row.reason == "bad_request",
         has_reasoning=row.reason != "no_reasoning",
-        spend=Spend(requests=row.requests, usage=row.usage, cost_usd=row.cost_usd),
+        spend=Spend(requests=row.requests, usage=row.usage, cost_usd=row.cost_usd, unreported=row.unreported),
         api_calls=row.api_calls,
-        tool_stats={
-            name: (count.count, count.success, count.failure) for name, count in row.tool_stats.items() if count.count
-        },
+        tool_stats=_tallies(row),
         duration_seconds=row.duration_seconds,
     )
+
+
+def _tallies(row: Row) -> dict[str, tuple[int, int, int]]:
+    """Calls, successes and failures of the tools that were called, also of the run's own."""
+    extra = msgspec.json.decode(row.extra_tool_stats, type=dict[str, ToolCount])
+    every = {**row.tool_stats, **extra}
+    return {name: (count.count, count.success, count.failure) for name, count in every.items() if count.count}
 
 
 class _Said(io.TextIOBase):

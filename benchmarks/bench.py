@@ -11,7 +11,7 @@ from benchmarks.place import surroundings
 from benchmarks.program import Done, run, scratch, write_prompts
 from benchmarks.sizes import Load, Sizes
 from benchmarks.tree import Cost, measure
-from tools.toolsets import resolve_toolsets, select_tools
+from tools.toolsets import BUILT_IN
 
 TRANSPORTS = ("default", "aiohttp")
 
@@ -52,7 +52,7 @@ class Bench:
 
 def _write_tools(path: Path) -> Path:
     """The tools that the program offers, as its requests hold them."""
-    specs = [tool.spec for tool in select_tools(resolve_toolsets(["terminal"]))]
+    specs = [tool.spec for tool in BUILT_IN.select(BUILT_IN.resolve_toolsets(["terminal"]))]
     tools = [
         {
             "type": "function",

@@ -88,6 +88,7 @@ class _TemplateCounter:
         self._special = tokenizer.special
         self._texts, self._pieces = _Counted(tokenizer), _Counted(tokenizer)
         self._render = _template(path)
+        _refuse_blind(self._render, path)
 
     def row(self, turns: Sequence[Turn]) -> Count:
         """See Counter. ValueError, one line, for a row that the template refuses."""
@@ -148,6 +149,17 @@ def _template(path: Path) -> Any:
     return partial(template.render, add_generation_prompt=False, **tokens)
 
 
+def _refuse_blind(render: Any, path: Path) -> None:
+    """UsageProblem for a template by which conversations that differ look alike, be their content text or parts. One
+    that refuses them may be strict."""
+    for content in (str, lambda text: [{"type": "text", "text": text}]):
+        said = [[{"role": role, "content": content(text)} for role in ("user", "assistant")] for text in ("one", "two")]
+        first, second = [attempted(partial(render, messages=messages)) for messages in said]
+        if isinstance(first, Fault) or isinstance(second, Fault) or first.value != second.value:
+            return
+    raise UsageProblem(f"chat_template {path}: it leaves out what the messages say")
+
+
 def _environment() -> "jinja2.Environment":
     from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415 - comes with an extra
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
@@ -188,16 +200,21 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+def tokens_beside(template: Path) -> Path | None:
+    """The `tokenizer_config.json` beside a Jinja file, if there is one: the special tokens that this may name."""
+    beside = template.with_name("tokenizer_config.json")
+    return beside if template.suffix != ".json" and beside.exists() else None
+
+
 def _read(path: Path) -> tuple[str, dict[str, str]]:
-    """The template and the special tokens that it may name. The tokens of a Jinja file are those of the
-    `tokenizer_config.json` beside it, if there is one."""
+    """The template and the special tokens that it may name."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
             config = json.loads(text)
             return _of(config), _tokens(config)
-        beside = path.with_name("tokenizer_config.json")
-        return text, _tokens(json.loads(beside.read_bytes()) if beside.exists() else {})
+        beside = tokens_beside(path)
+        return text, _tokens(json.loads(beside.read_bytes()) if beside else {})
     except OSError as error:
         raise UsageProblem(f"chat_template {error.filename} cannot be read: {error.strerror}") from error
     except ValueError as error:

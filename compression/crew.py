@@ -18,12 +18,12 @@ from typing import Protocol, Self
 
 import msgspec
 
-from agent.threads import in_thread
 from batch.pool import InternalFaultError
-from compression.steps import unchanged
+from compression.steps import uncounted
 from compression.types import Policy, RowMetrics, Step
 from compression.worker import LENGTH, SIGNALS, Answer, Failed, FromWorker, Item, Opened, Rows, Same, Task
 from tools.errors import UsageProblem
+from tools.threads import in_thread
 
 ADVANCE = "compression.steps:advance"
 START = 600.0  # seconds in which a worker has to open its tokenizer, which may be a download
@@ -94,7 +94,7 @@ class Crew:
             case Same(done):
                 return msgspec.structs.replace(done, line=line)
             case Failed(error):
-                return unchanged(line, RowMetrics(strategy=self._strategy, tokenizer=self.tokenizer), error)
+                return uncounted(line, RowMetrics(strategy=self._strategy, tokenizer=self.tokenizer), error)
         return answer
 
     def _close(self) -> None:

@@ -71,5 +71,5 @@ class _Count:
             self.requests += 1
             self.prompt_tokens += step.prompt_tokens
         else:
-            self.out_of_reach += step.metrics.still_over_limit
+            self.out_of_reach += step.metrics.still_over_limit and not step.metrics.failed
             self.failed += step.metrics.failed

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from agent.text import json_text
 from batch.dataset import BadRow
-from batch.rows import RowProblem, RowReader
+from batch.rows import RowProblem, RowReader, is_too_deep
 from batch.spool import open_lines
 from tools.errors import UsageProblem
 
@@ -185,13 +185,14 @@ def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def readable(line: bytes) -> bytes:
-    """The line if it is JSON, an object, without a lone surrogate; else written anew. Raises RowProblem."""
+    """The line if it is JSON, an object, without a lone surrogate; else written anew. Raises RowProblem, also for one
+    that is nested too deep."""
     try:
         value = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError):  # stricter than JSON in places
         return json_text(RowReader().read(line)[0]).encode()
-    if not isinstance(value, dict):
-        RowReader().read(line)  # says what it is instead
+    if not isinstance(value, dict) or is_too_deep(value, line):
+        RowReader().read(line)  # says what is wrong
     return line
 
 

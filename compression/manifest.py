@@ -1,4 +1,5 @@
-"""run.json of a work folder: what a run was told and what it read. Pure but for the template, which it reads."""
+"""run.json of a work folder: what a run was told and what it read. Pure but for the files by which rows
+are counted, which it reads."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -6,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.outcome import utc_text
+from agent.tokens import tokenizer_file
+from compression.counting import tokens_beside
 from compression.run import File
 from compression.settings import CompressorSettings, shaping
 from tools.errors import UsageProblem
@@ -26,7 +29,7 @@ def begun(
         "format": FORMAT,
         "started_at": utc_text(began),
         "seconds": 0.0,
-        "settings": {**shaping(settings), "chat_template": _template_sha(settings.chat_template)},
+        "settings": {**shaping(settings), **_files(settings)},
         "inputs": inputs,
         "written": [],
     }
@@ -36,11 +39,22 @@ def begun(
     return {**told, **{name: known[name] for name in ("started_at", "seconds", "inputs", "written")}}
 
 
-def _template_sha(file: str) -> str:
+def _files(settings: CompressorSettings) -> dict[str, str]:
+    """What the files hold that decide how rows are counted."""
+    template = Path(settings.chat_template).expanduser() if settings.chat_template else None
+    told = {"chat_template": _sha("chat_template", template) if template else ""}
+    if tokenizer := tokenizer_file(settings.tokenizer):
+        told["tokenizer_file"] = _sha("tokenizer", tokenizer)
+    if template and (beside := tokens_beside(template)):
+        told["tokenizer_config"] = _sha("chat_template", beside)
+    return told
+
+
+def _sha(what: str, file: Path) -> str:
     try:
-        return sha256(Path(file).expanduser().read_bytes()).hexdigest() if file else ""
+        return sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise UsageProblem(f"chat_template {file} cannot be read: {error.strerror}") from error
+        raise UsageProblem(f"{what} {file} cannot be read: {error.strerror}") from error
 
 
 def _refuse_changes(known: Mapping[str, Any], told: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from agent.types import Usage
+from agent.types import Unreported, Usage
 from compression.types import RowMetrics
 
 STATES = ("compressed", "within_target", "still_over_target", "without_turns", "failed", "left_out")
@@ -35,6 +35,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     errors: int  # requests that brought no summary
     usage: Usage
     cost_usd: float
+    unreported: Unreported = Unreported()
     start_time: str
     end_time: str
     seconds: float
@@ -47,8 +48,8 @@ class Totals:
     def __init__(self) -> None:
         self.tokenizer = ""
         self._states: Counter[str] = Counter()
-        self.before, self.after = array("I"), array("I")  # tokens of each row
-        self.rows = self.compressed = self.skipped = self.over = self.failed = self.left_out = 0
+        self.before, self.after = array("I"), array("I")  # tokens of each row that could be counted
+        self.uncounted = self.rows = self.compressed = self.skipped = self.over = self.failed = self.left_out = 0
         self._turns_before = self._turns_after = 0
         self._ratios, self._saved = array("d"), array("q")  # of compressed rows
         self._turns_removed = 0
@@ -62,8 +63,11 @@ class Totals:
         self.rows += 1
         self._states[_state(row, left_out)] += 1
         self.tokenizer = row.tokenizer or self.tokenizer
-        self.before.append(row.original_tokens)
-        self.after.append(row.compressed_tokens)
+        if row.failed and not row.original_tokens:
+            self.uncounted += 1
+        else:
+            self.before.append(row.original_tokens)
+            self.after.append(row.compressed_tokens)
         self._turns_before += row.original_turns
         self._turns_after += row.compressed_turns
         self.skipped += row.skipped_under_target
@@ -106,6 +110,7 @@ class Totals:
                 "total_after": after,
                 "total_saved": before - after,
                 "overall_compression_ratio": _ratio(after, before, 1.0),
+                "rows_not_counted": self.uncounted,
             },
             "turns": {
                 "total_before": self._turns_before,
@@ -125,6 +130,7 @@ class Totals:
                 "requests": facts.requests,
                 "usage": structs.asdict(facts.usage),
                 "cost_usd": round(facts.cost_usd, 6),
+                "unreported": structs.asdict(facts.unreported),
             },
             "processing": {
                 "start_time": facts.start_time,

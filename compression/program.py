@@ -156,14 +156,14 @@ class Session:
         spec: ModelSpec,
         folder: WorkFolder,
     ) -> None:
-        self._settings = settings
+        self._settings = self._given = settings
         self._argv = argv
         self._environ = environ
         self._out = out
         self._spec = spec
         self._folder = folder
         self._began = time.time()
-        self._redactor: Redactor = redactor_for(spec, environ)[0]
+        self._redactor: Redactor = redactor_for([spec], environ)[0]
 
     def run(self, root: Path) -> int:
         """Look at everything, then work and write."""
@@ -265,7 +265,7 @@ class Session:
         self._folder.write_manifest(manifest)
         code = signal_code or (STOPPED_EARLY if stopped else SOME_FAILED if records.failed else FINISHED)
         if records.ended < total:
-            files = {"journal": str(self._folder.journal_path)}
+            files = {"journal": str(self._folder.journal_path)} if self._folder.holds_results() else {}
             reason = self._reason(stopped)
             self._report(Report(exit_code=code, rows=total, ended=records.ended, stopped=reason, files=files))
             return code
@@ -328,6 +328,7 @@ class Session:
             errors=records.errors,
             usage=records.spent.usage,
             cost_usd=records.spent.cost_usd,
+            unreported=records.spent.unreported,
             start_time=manifest["started_at"],
             end_time=utc_text(time.time()),
             seconds=manifest["seconds"],
@@ -345,7 +346,8 @@ class Session:
             self._print_resume()
 
     def _resume_command(self) -> str:
-        return self._redactor.text(clean(resume_command(self._settings, self._argv, called_as(*SCRIPTS))))
+        settings = self._settings if self._folder.holds_results() else self._given  # nothing is kept then
+        return self._redactor.text(clean(resume_command(settings, self._argv, called_as(*SCRIPTS))))
 
     def _print_resume(self) -> None:
         print_lines([self._resume_command()], sys.stderr if self._settings.json_summary else self._out)

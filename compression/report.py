@@ -7,7 +7,7 @@ from typing import Any, TextIO
 import msgspec
 from msgspec import Struct
 
-from batch.progress import count_text, counted, plain, print_lines
+from batch.progress import count_text, counted, plain, print_lines, unreported_facts
 
 WIDTH = 115
 WIDEST_BAR = 30
@@ -105,13 +105,15 @@ def _facts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in metrics["states"].items())
     yield "rows", f"{rows['total_trajectories']}: {states}"
     counter = f", {metrics['tokenizer']}" if metrics["tokenizer"] else ""
-    yield "tokens", f"{_change(tokens)} ({tokens['overall_compression_ratio']:.1%}){counter}"
+    uncounted = f", {counted(tokens['rows_not_counted'], 'row')} not counted" if tokens["rows_not_counted"] else ""
+    yield "tokens", f"{_change(tokens)} ({tokens['overall_compression_ratio']:.1%}){counter}{uncounted}"
     yield "turns", _change(metrics["turns"])
     if rows["trajectories_compressed"]:
         yield "ratio", _spread(metrics["compression_ratios"], "{:.3f}")
         yield "saved", f"{_spread(metrics['tokens_saved'], '{:,.0f}')} tokens a row"
     if metrics["summarization"]["requests"]:
         yield "summaries", _spent(metrics["summarization"])
+    yield from (("", each) for each in unreported_facts(metrics["summarization"]["unreported"]))
     yield "time", f"{metrics['processing']['duration_seconds']:.1f} s"
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO, ClassVar
 from msgspec import Raw, Struct, structs
 
 from agent.errors import ModelError, RunStopped
-from agent.threads import in_thread
+from agent.models.base import Tally
 from agent.types import NO_SPEND, Spend
 from batch.exits import SIGNALS
 from batch.pool import STOP_GRACE
@@ -25,6 +25,7 @@ from compression.steps import unchanged
 from compression.store import Ended, JournalReader, Paid, Records, RowKey, WorkFolder, record_line
 from compression.summarizer import Summarizer, Summary
 from compression.types import Ask, Done, Rejected, Step
+from tools.threads import in_thread
 
 TICK = 0.5  # seconds between looks at the display
 CHUNK_ROWS, CHUNK_BYTES = 64, 1 << 18  # of rows that cross to a process together
@@ -219,8 +220,13 @@ def asked_so_far(job: Job, records: Records, reader: JournalReader) -> Asking:
     asking = Asking()
     for place in records.paid(job.key):
         found = reader.read(place)
-        if isinstance(found, Paid) and found.sha == line_sha(job.line):
+        if found.sha != line_sha(job.line):
+            continue
+        if isinstance(found, Paid):
             asking.took(found)
+        else:  # it failed before
+            asking.requests = found.metrics.summarization_api_calls
+            asking.errors = found.metrics.summarization_errors
     return asking
 
 
@@ -320,8 +326,7 @@ class Compression:
                 summary = await self._summary(job, asking, step)
             except (ModelError, RunStopped) as error:
                 if isinstance(error, RunStopped) and self.signal_code:
-                    if error.spend.requests:  # they count, their tries do not
-                        await self._take(job, asking, Paid(problem="interrupted", spend=error.spend, tries=0))
+                    await self._note_interrupted(job, asking, error.spend)
                     return None
                 asking.lost(error.spend)
                 return unchanged(job.line, step.metrics, str(error))
@@ -343,6 +348,11 @@ class Compression:
         await self._write(paid)
         asking.took(paid)
 
+    async def _note_interrupted(self, job: Job, asking: Asking, spend: Spend) -> None:
+        """Requests that an interrupt made vain: they count, their tries do not."""
+        if spend.requests:
+            await self._take(job, asking, Paid(problem="interrupted", spend=spend, tries=0))
+
     async def _withdraw(self, job: Job, asking: Asking, problem: str) -> None:
         """The last summary is none."""
         tries, asking.tried_for_last = asking.tried_for_last, 0
@@ -355,13 +365,18 @@ class Compression:
     async def _summary(self, job: Job, asking: Asking, ask: Ask) -> Summary:
         assert self._summarizer is not None, "no strategy but summary asks"
         self._asking += 1
+        tally = Tally()
         try:
             summary = await self._summarizer.summarize(
                 ask,
                 row_key=f"{job.key.file}:{job.key.row}",
                 remaining=self._settings.per_trajectory_timeout - asking.seconds,
                 tried=asking.tried,
+                tally=tally,
             )
+        except asyncio.CancelledError:  # cut off: there is time for a line
+            await self._note_interrupted(job, asking, tally.spend)
+            raise
         finally:
             self._asking -= 1
         asking.seconds += summary.seconds
@@ -429,8 +444,8 @@ class Compression:
         return structs.replace(
             snapshot,
             model_calls=spent.requests,
-            tokens=spent.usage.total_tokens,
-            cost_usd=spent.cost_usd,
+            tokens=spent.all_tokens,
+            cost_usd=spent.all_cost,
             cooling=self._summarizer.cooling,
             cooling_reason=self._summarizer.cooling_reason,
         )

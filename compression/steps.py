@@ -57,7 +57,7 @@ def advance(line: bytes, summaries: Sequence[str], policy: Policy, counter: Coun
         way = _read(line, fields, policy, counter, blank)
         return way if isinstance(way, Done) else _step(way, summaries)
     except RecursionError:
-        return unchanged(line, blank, "the row is nested too deep")
+        return uncounted(line, blank, "the row is nested too deep")
 
 
 def unchanged(line: bytes, metrics: RowMetrics, problem: str) -> Done:
@@ -81,6 +81,11 @@ def unchanged(line: bytes, metrics: RowMetrics, problem: str) -> Done:
         error=problem,
     )
     return Done(line=line, metrics=as_it_was)
+
+
+def uncounted(line: bytes, blank: RowMetrics, problem: str) -> Done:
+    """A row whose tokens nobody knows: it stays as it was, and may well be over the target."""
+    return unchanged(line, replace(blank, still_over_limit=True), problem)
 
 
 def _read(line: bytes, fields: dict[str, bytes], policy: Policy, counter: Counter, blank: RowMetrics) -> _Way | Done:

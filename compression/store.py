@@ -19,7 +19,7 @@ from agent.types import NO_SPEND, Spend
 from batch.journal import JournalWriter, Mended, disk_stop, mend_tail
 from batch.store import OwnedFolder, RowFiles, indented, is_writable, replace_file, replacing
 from compression.inputs import ENDINGS, MANIFEST, STDIN, WORK, Inputs, Source, is_glob
-from compression.types import RowMetrics
+from compression.types import Number, RowMetrics
 from tools.errors import UsageProblem
 
 JOURNAL = "journal.jsonl"
@@ -56,17 +56,26 @@ def work_path(root: Path) -> Path:
 def root_of(given: str, output: str, suffix: str) -> Path:
     """The output as a whole, by the words of the command line alone: known before any input is read."""
     if output:
-        return Path(output)
+        return _named("output", output)
     if given == STDIN or is_glob(given):
         raise UsageProblem(f"input {given}: give --output, there is no one name to make it from")
     if not Path(given).exists():
         raise UsageProblem(f"input {given} does not exist")
     path = Path(given)
     if path.is_dir():
-        path = path.resolve() if path.name in ("", "..") else path
+        path = _named("input", given)
         return path.with_name(path.name + suffix)
     stem, ending = _split(path.name)
     return path.with_name(stem + suffix + ending)
+
+
+def _named(what: str, given: str) -> Path:
+    """A path whose last part is a name, beside which a work folder can stand."""
+    path = Path(given)
+    path = path if path.name not in ("", "..") else path.resolve()
+    if not path.name:
+        raise UsageProblem(f"{what} {given}: expected a file or a directory, not the root of all")
+    return path
 
 
 def places_of(inputs: Inputs, root: Path, metrics_name: str, *, is_folder: bool = False, plot: str = "") -> Places:
@@ -135,12 +144,12 @@ class Ended(Struct, frozen=True, kw_only=True, tag="row"):
     """A row that has its end. `line` is empty where the row is as it was; `spend` is what no Paid has told, `errors`
     those of its requests that brought nothing."""
 
-    file: int
-    row: int
+    file: Number
+    row: Number
     sha: str
     metrics: RowMetrics
     spend: Spend = NO_SPEND
-    errors: int = 0
+    errors: Number = 0
     line: Raw = Raw()
 
 
@@ -148,14 +157,14 @@ class Paid(Struct, frozen=True, kw_only=True, tag="summary", omit_defaults=True)
     """What was paid for of a row without an end: a summary that was had after so many `tries`, or none because of
     `problem`. One that `withdraws` says that the summary before it is none, and counts its tries."""
 
-    file: int = 0
-    row: int = 0
+    file: Number = 0
+    row: Number = 0
     sha: str = ""
     text: str = ""
     problem: str = ""
     model: str = ""
     spend: Spend = NO_SPEND
-    tries: int = 1
+    tries: Number = 1
     withdraws: bool = False
 
     @property
@@ -191,7 +200,7 @@ class Records:
     def __init__(self, counts: Sequence[int]) -> None:
         self._ends = [array("Q", bytes(8 * count)) for count in counts]
         self._taken: dict[RowKey, list[int]] = {}  # places of summaries, of rows without a good end
-        self._refused: dict[RowKey, list[int]] = {}  # of rows without any end
+        self._refused: dict[RowKey, list[int]] = {}  # of rows without a good end; and of the last end that was none
         self.spent = NO_SPEND
         self.errors = 0  # of the requests, those that brought nothing
         self.ended = 0
@@ -203,7 +212,8 @@ class Records:
         return (self._ends[key.file][key.row] >> 1) - 1
 
     def paid(self, key: RowKey) -> list[int]:
-        """Where the summaries begin that a row may go on from, and those refused since its last end, in their order."""
+        """Where, in their order, the summaries begin that a row may go on from, its last end if it failed, and the
+        summaries refused since."""
         return sorted([*self._taken.get(key, ()), *self._refused.get(key, ())])
 
     def note(self, record: Record, offset: int) -> None:
@@ -235,11 +245,30 @@ class Records:
         for file, ends in enumerate(self._ends):
             for row, end in enumerate(ends):
                 if end & 1:
-                    self._forget(RowKey(file, row))
+                    key = RowKey(file, row)
+                    self._refused.setdefault(key, []).append(self.place(key))
+                    self._forget(key)
 
     def holds(self, record: Record) -> bool:
         """Whether there is such a row."""
         return record.file < len(self._ends) and record.row < len(self._ends[record.file])
+
+
+class _Input(Struct, frozen=True):
+    path: str
+    size: int
+    sha256: str
+
+
+class _Manifest(Struct, frozen=True):
+    """What run.json must have to be gone on from."""
+
+    format: int
+    started_at: str
+    seconds: float
+    settings: dict[str, Any]
+    inputs: list[_Input]
+    written: list[str]
 
 
 class WorkFolder(OwnedFolder):
@@ -301,7 +330,7 @@ class WorkFolder(OwnedFolder):
             return (
                 None
                 if not self.holds_results()
-                else msgspec.json.decode(self.manifest_path.read_bytes(), type=dict[str, Any])
+                else msgspec.to_builtins(msgspec.json.decode(self.manifest_path.read_bytes(), type=_Manifest))
             )
         except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise UsageProblem(f"{self.manifest_path} cannot be read: {error}") from error
@@ -313,9 +342,15 @@ class WorkFolder(OwnedFolder):
 
 def _record(line: bytes) -> Record | None:
     try:
-        return _decode(line)
+        record = _decode(line)
     except (msgspec.DecodeError, RecursionError):
         return None
+    return record if _is_possible(record.spend) else None
+
+
+def _is_possible(spend: Spend) -> bool:
+    numbers = [*msgspec.structs.astuple(spend.usage), *msgspec.structs.astuple(spend.unreported)]
+    return all(number >= 0 for number in (spend.requests, spend.cost_usd, *numbers))
 
 
 class JournalReader:

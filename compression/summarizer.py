@@ -1,11 +1,12 @@
 """The summarizer: one call of a model per summary, in the parent, with limits, tries and a budget of its own."""
 
 import asyncio
+import math
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 from msgspec import Struct
@@ -22,13 +23,14 @@ from agent.pricing import cost
 from agent.secrets import redactor_for
 from agent.text import clean
 from agent.types import NO_SPEND, Message, Reply, Spend, Usage
-from compression.summary import PREFIX, as_turn_text, reply_limit
+from compression.summary import PREFIX, WINDOW_MARGIN, as_turn_text, reply_limit
 from compression.types import Ask, Policy
 from tools.errors import UsageProblem
 
 FAILURES = 20  # summaries in a row that cannot be had: then none can
 LONGEST_PAUSE = 30.0  # seconds between two tries, unless the endpoint asks for more
 REFUSAL_SHOWN = 200  # characters
+UNKNOWN = 2.0  # times our count that its own may be, of calls beside others before the first answer tells
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -117,9 +119,10 @@ class Summarizer:
             spent=spent,
         )
         self._model = open_model(spec, self._gate, environ)
-        self.redactor = redactor_for(spec, environ)[0]
+        self.redactor = redactor_for([spec], environ)[0]
         self._failures = 0
-        self._under_way: list[Spend] = []  # the most that each try can cost
+        self._under_way: list[_Size] = []
+        self._counts_more = _Size(0.0, 0.0)  # times what we count that it has reported at most; 0: no answer so far
         self._freed = asyncio.Event()
         self._out_of_budget: RunStopped | None = None
 
@@ -163,9 +166,12 @@ class Summarizer:
         if self._failures >= FAILURES:
             self.stop("row_faults", f"{FAILURES} summaries in a row could not be had, the last for: {problem}")
 
-    async def summarize(self, ask: Ask, *, row_key: str, remaining: float, tried: int = 0) -> Summary:
+    async def summarize(
+        self, ask: Ask, *, row_key: str, remaining: float, tried: int = 0, tally: Tally | None = None
+    ) -> Summary:
         """The summary, within so many seconds; waiting for a rate limit or for room in the budget does not count.
-        `tried`: tries that went into answers which were refused; of one more summary at least one is made.
+        `tried`: tries that went into answers which were refused; of one more summary at least one is made. `tally`
+        tells whoever cancels it what it has cost.
 
         Raises ModelError, if this one cannot be had, and RunStopped, if no further one can: each with what the tries
         cost and with a text that holds no secret.
@@ -173,8 +179,13 @@ class Summarizer:
         self._check_stopped()
         if remaining <= 0:
             raise ModelError("no time is left for a summary", reason="timeout")
+        call = _Call(ask, row_key, remaining, tried)
         try:
-            return await self._in_time(_Call(ask, row_key, remaining, tried))
+            return await self._in_time(call)
+        except asyncio.CancelledError:
+            if tally:
+                tally.spend += call.spend
+            raise
         except ModelError as error:
             self.judged(str(error))
             raise
@@ -213,7 +224,7 @@ class Summarizer:
         """One try. A reply that is no summary is a ModelError too."""
         try:
             async with self._room_for(call):
-                reply = await self._model.reply(call.request())
+                reply = await self._asked(call)
         except (ModelError, RunStopped) as error:
             call.book(error.spend)
             raise
@@ -226,37 +237,59 @@ class Summarizer:
     async def _room_for(self, call: "_Call") -> AsyncIterator[None]:
         """Waits until the budget has room for the dearest that a try can be, beside all that are under way. RunStopped
         once none of them could make room any more."""
-        most = self._most(call.ask)
+        size = _Size(call.ask.prompt_tokens, call.ask.max_tokens)
         with call.clock.paused():
-            while self._is_too_much(most):
+            while self._is_too_much(size):
                 if not self._under_way:
                     self._out_of_budget = RunStopped("budget", "the budget has no room for another summary")
                 self._check_stopped()
                 self._freed.clear()
                 await self._freed.wait()
-        self._under_way.append(most)
+        self._under_way.append(size)
         try:
             yield
         finally:
-            self._under_way.remove(most)
+            self._under_way.remove(size)
             self._freed.set()
 
-    def _most(self, ask: Ask) -> Spend:
-        usage = Usage(input_tokens=ask.prompt_tokens, output_tokens=ask.max_tokens)
-        usage = msgspec.structs.replace(usage, total_tokens=ask.prompt_tokens + ask.max_tokens)
+    async def _asked(self, call: "_Call") -> Reply:
+        """A reply, from which is learnt how the summarizer counts."""
+        reply = await self._model.reply(call.request())
+        of, usage, ask = self._counts_more, reply.spend.usage, call.ask
+        tokens_in = usage.input_tokens or reply.spend.unreported.input_tokens
+        self._counts_more = _Size(
+            max(1.0, of.tokens_in, tokens_in / max(1, ask.prompt_tokens)),
+            max(1.0, of.tokens_out, (usage.total_tokens - usage.input_tokens) / ask.max_tokens),
+        )
+        return reply
+
+    def _most(self, sizes: Sequence["_Size"]) -> Spend:
+        """What so many calls can cost."""
+        known = self._counts_more
+        more = known if known.tokens_in else _Size(UNKNOWN, UNKNOWN) if len(sizes) > 1 else _Size(1.0, 1.0)
+        tokens_in = math.ceil(sum(each.tokens_in for each in sizes) * more.tokens_in * (1 + 1 / WINDOW_MARGIN))
+        tokens_out = math.ceil(sum(each.tokens_out for each in sizes) * more.tokens_out)
+        usage = Usage(input_tokens=tokens_in, output_tokens=tokens_out, total_tokens=tokens_in + tokens_out)
         return Spend(usage=usage, cost_usd=max(_cost(usage, name, self._spec) or 0.0 for name in _names(self._spec)))
 
-    def _is_too_much(self, more: Spend) -> bool:
+    def _is_too_much(self, more: "_Size") -> bool:
         limits = self._limits
         if limits.max_cost is None and limits.max_total_tokens is None:
             return False
-        total = sum(self._under_way, self.spent + more)
-        too_dear = limits.max_cost is not None and total.cost_usd > limits.max_cost
-        return too_dear or (limits.max_total_tokens is not None and total.usage.total_tokens > limits.max_total_tokens)
+        total = self.spent + self._most([*self._under_way, more])
+        too_dear = limits.max_cost is not None and total.all_cost > limits.max_cost
+        return too_dear or (limits.max_total_tokens is not None and total.all_tokens > limits.max_total_tokens)
 
     def _pause(self, tries: int, asked: float) -> float:
         longest = min(LONGEST_PAUSE, self._limits.retry_delay * 2.0 ** (tries - 1))
         return max(asked, longest * self._rng.uniform(0.5, 1.0))
+
+
+class _Size(NamedTuple):
+    """Of a request and of the longest reply to it, in tokens; or how many times so many."""
+
+    tokens_in: float
+    tokens_out: float
 
 
 class _Call:

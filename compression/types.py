@@ -1,12 +1,13 @@
 """The values that compression is made of. A leaf; all of them cross between processes."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 Role = Literal["system", "human", "gpt", "tool"]
 Strategy = Literal["summary", "mask", "drop"]
+Number = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -59,27 +60,27 @@ class Counter(Protocol):
 class RowMetrics(Struct, frozen=True, kw_only=True):
     """`compression_metrics` of a row: ORIGINAL's fields, then ours. Every row has every key, with one type."""
 
-    original_tokens: int = 0
-    compressed_tokens: int = 0
+    original_tokens: Number = 0
+    compressed_tokens: Number = 0
     tokens_saved: int = 0
     compression_ratio: float = 1.0  # compressed / original, 4 decimals
-    original_turns: int = 0
-    compressed_turns: int = 0
+    original_turns: Number = 0
+    compressed_turns: Number = 0
     turns_removed: int = 0
     region_start_idx: int = -1  # of the first folded region, in the original's turns
     region_end_idx: int = -1
-    region_turns_count: int = 0
+    region_turns_count: Number = 0
     was_compressed: bool = False
     still_over_limit: bool = False
     skipped_under_target: bool = False
     failed: bool = False  # it needed a summary and got none, or could not be read or counted: the row is unchanged
     error: str = ""
-    summarization_api_calls: int = 0
-    summarization_errors: int = 0
-    passes: int = 0
-    shortened_turns: int = 0
-    tool_calls_before: int = 0
-    tool_calls_after: int = 0
+    summarization_api_calls: Number = 0
+    summarization_errors: Number = 0
+    passes: Number = 0
+    shortened_turns: Number = 0
+    tool_calls_before: Number = 0
+    tool_calls_after: Number = 0
     strategy: str = ""
     summary_model: str = ""
     tokenizer: str = ""

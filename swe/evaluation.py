@@ -19,16 +19,15 @@ from msgspec.structs import replace
 
 from agent.faults import Fault, guarded
 from agent.text import clean
-from batch.outputs import file_name
 from batch.store import RunDirectory, indented, replace_file
 from swe.harness import plan_tests
 from swe.images import image_of
-from swe.logs import last_line
 from swe.repository import place
 from swe.types import Instance, Prediction, Report
 from swe.verdict import counts_of, fingerprint, patch_sha, run_report
 from tools.environments.base import Backend, Environment, EnvironmentSpec, Limits, Owner
 from tools.errors import RowFailed, ToolError, UsageProblem
+from tools.names import file_name
 
 SUMMARY = "evaluation.json"
 LOG_BYTES = 100 << 20
@@ -224,7 +223,7 @@ class _Evaluation:
         return replace(
             report,
             patch_applied=self._applied if report.verdict == "error" else report.patch_applied,
-            error=f"{clean(report.error)}: {clean(last_line(log))} ({self.log_path})",
+            error=f"{clean(report.error)} ({self.log_path})",
         )
 
     async def _made_ready(self, environment: Environment, cwd: str) -> None:

@@ -14,7 +14,18 @@ from typing import Any, Protocol, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from swe.logs import END, EXIT_CODE, RESET_FAILED, START, STATUSES, Results, read_log, runner_problem
+from swe.logs import (
+    END,
+    EXIT_CODE,
+    RESET_FAILED,
+    START,
+    STATUSES,
+    Results,
+    last_line,
+    read_log,
+    reset_problem,
+    runner_problem,
+)
 from swe.types import Instance, Report
 from swe.verdict import graded
 from tools.errors import UsageProblem
@@ -69,9 +80,13 @@ def plan_tests(instance: Instance, cwd: str) -> PlannedTests:
     def read(log: str) -> Report:
         results = read_log(log, parse, silent=silent)
         report = graded(instance, results, fail_only=fail_only)
-        if results is not None or theirs or not (problem := runner_problem(log)):
-            return report  # for scripts of its own the harness counts a runner that is missing as unresolved
-        return replace(report, verdict="error", error=problem)
+        if results is not None:
+            return report
+        if problem := reset_problem(log):
+            return replace(report, error=problem)
+        if not theirs and (problem := runner_problem(log)):
+            report = replace(report, verdict="error", error=problem)  # of theirs the harness counts it as unresolved
+        return replace(report, error=f"{report.error}: {last_line(log)}")
 
     return PlannedTests(script=_with_exit_code(theirs or _script(instance, cwd)), read=read)
 

@@ -15,20 +15,20 @@ import msgspec
 from agent.outcome import RolloutPolicy
 from agent.steps import TOO_LONG
 from batch.dataset import Dataset
-from batch.facts import decode_summary_facts
+from batch.facts import decode_facts
 from batch.kind import Ended, RunKind
 from batch.plan import rollout_policy
 from batch.progress import counted, print_lines
 from batch.rows import parse_row
 from batch.settings import RunSettings, recorded, run_directory
 from batch.spool import open_lines
-from batch.store import indented, replace_file, replacing
+from batch.store import RunDirectory, indented, is_writable, replace_file, replacing
 from swe.evaluation import SUMMARY, EvaluationOptions, evaluate, read_reports, refuse_unreadable, write_reports
 from swe.instances import choose, is_file, load_instances
 from swe.predictions import write_predictions
 from swe.repository import fetch, wanted
 from swe.settings import SweSettings
-from swe.steps import NO_PATCH, patch_path, stopped_path
+from swe.steps import NO_PATCH, PATCHES, patch_path, stopped_path
 from swe.tasks import CWD, SENTINEL, SYSTEM, SYSTEM_OF_INSTANCES, prompt_rows, row_of
 from swe.types import Instance, Prediction, Report
 from swe.verdict import patch_sha
@@ -81,18 +81,31 @@ class SweKind(RunKind):
         )
 
     async def prepare(self, settings: RunSettings, dataset: Dataset, backend: str) -> None:
-        """Repositories into the cache, images onto this machine."""
+        """Repositories into the cache, images onto this machine. A refusal leaves no dataset in a new run directory."""
         settings = _swe(settings)
-        if settings.evaluate:
-            refuse_unreadable(instances_of(settings))
-        if settings.repo_cache and settings.dry_run:
-            wanted(instances_of(settings))
-        if settings.dry_run:
-            return
+        try:
+            if settings.evaluate:
+                refuse_unreadable(instances_of(settings))
+            if settings.dry_run:
+                self._look_at(settings)
+                return
+            if settings.repo_cache:
+                await asyncio.to_thread(fetch, Path(settings.repo_cache), instances_of(settings))
+            if settings.prefetch:
+                await _pull((parse_row(dataset.line(row)).image for row in range(len(dataset))), backend)
+        except UsageProblem:
+            directory = RunDirectory(run_directory(settings))
+            if dataset.path == str(directory.dataset_path) and not directory.manifest_path.exists():
+                directory.dataset_path.unlink()
+            raise
+
+    def _look_at(self, settings: SweSettings) -> None:
+        """What a run would refuse as it begins."""
         if settings.repo_cache:
-            await asyncio.to_thread(fetch, Path(settings.repo_cache), instances_of(settings))
-        if settings.prefetch:
-            await _pull((parse_row(dataset.line(row)).image for row in range(len(dataset))), backend)
+            wanted(instances_of(settings))
+        for path in self.files(settings):
+            if path.is_dir() or not is_writable(path):
+                raise UsageProblem(f"{path} cannot be written")
 
     def files(self, settings: RunSettings) -> Sequence[Path]:
         """The copy of the merged rows. Raises UsageProblem if it would replace the instances or part of a run."""
@@ -223,12 +236,30 @@ def _tell_what_is_missing(ended: Ended) -> None:
     if index.strange:
         rows = counted(len(index.strange), "row of this run is", "rows of this run are")
         ended.say(f"warning: {rows} not in the predictions: not among those chosen now (--slice, --filter, …)")
-    lasts = (decode_summary_facts(index.line(last)) for _, last in index.first_samples() if last)
+    lasts = (decode_facts(index.line(last)) for _, last in index.first_samples() if last)
     lost = [(facts.task_id, problem) for facts in lasts if (problem := _no_patch(facts.error))]
     metrics = ended.directory.read_metrics()
     replace_file(ended.directory.metrics_path, [indented({**metrics, "patches_not_taken": len(lost)})])
     for name, problem in lost[:1]:
         ended.say(f"warning: no patch could be taken of {counted(len(lost), 'row')}, such as {name}: {problem}")
+    if gone := list(_without_file(ended)):
+        rows = counted(len(gone), "row has", "rows have")
+        ended.say(
+            f"warning: {rows} no file in {ended.directory.path / PATCHES}, such as {gone[0]}: no patch is predicted"
+        )
+
+
+def _without_file(ended: Ended) -> Iterator[str]:
+    """Rows of instances that a conversation ended, which leaves a file, if only an empty one, or says why not."""
+    index, run_dir = ended.index, ended.directory.path
+    if not _swe(recorded(ended.directory.read_manifest() or {}, SweSettings)).dataset:
+        return
+    for line in (index.line(last) for _, last in index.first_samples() if last):
+        facts = decode_facts(line)
+        path = patch_path(run_dir, facts.task_id, facts.row_key, facts.sample_index, facts.attempt)
+        told = facts.status in ("failed", "stopped") or _no_patch(facts.error)
+        if not told and not path.exists() and not _patch(run_dir, line)[0]:
+            yield facts.task_id
 
 
 def _no_patch(error: str) -> str:
@@ -240,7 +271,7 @@ def _no_patch(error: str) -> str:
 def _patch(run_dir: Path, line: bytes) -> tuple[bytes, bool]:
     """That of the row's last try if it came to its own end or has one, else the last one of the tries before; and
     whether it is one of those."""
-    facts = decode_summary_facts(line)
+    facts = decode_facts(line)
 
     def path(attempt: int) -> Path:
         return patch_path(run_dir, facts.task_id, facts.row_key, facts.sample_index, attempt)

@@ -50,14 +50,14 @@ def read_log(
     log: str, parse: Callable[[str], Results] | None = None, *, silent: re.Pattern[str] | None = None
 ) -> Results | None:
     """What the marked part of a log says, else the whole of it; None where it is no log of tests that came to their
-    end, or names no failure although the tests' command failed: then it does not tell what happened. `silent`: by what
-    to know a log that names no test and is good all the same."""
+    end, or names tests and no failure although their command failed: then it does not tell what happened. `silent`: by
+    what to know a log that names no test and is good all the same, however its command ended, as the harness has it."""
     if START not in log or END not in log or any(mark in log for mark in _SPOILT):
         return None
     parse = parse or parse_log
     results = parse(log.split(START)[1].split(END, maxsplit=1)[0]) or parse(log)
     code = _EXIT.search(log)
-    if code and code[1] != "0" and not any(result in ("failed", "error") for result in results.values()):
+    if results and code and code[1] != "0" and not {"failed", "error"}.intersection(results.values()):
         return None
     return results if results or (silent and silent.search(log)) else None
 
@@ -71,6 +71,13 @@ def runner_problem(log: str) -> str:
         return f"the tests' command cannot be run (exit code {code[1]})"
     missing = _NO_RUNNER.search(_marked(log))
     return f"the tests' runner is missing here: there is no module {missing[1]}" if missing else ""
+
+
+def reset_problem(log: str) -> str:
+    """Why the tests were not put in place, "" if they were."""
+    before, failed, _ = log.partition(RESET_FAILED)
+    errors = [line for line in before.split("\n") if line.startswith(("error:", "fatal:"))]
+    return f"the test patch does not apply: {errors[-1] if errors else ''}"[:300].rstrip(": ") if failed else ""
 
 
 def last_line(log: str) -> str:
@@ -91,17 +98,18 @@ def parse_log(log: str) -> Results:
 
 
 def _pytest(lines: list[str]) -> Iterator[tuple[str, Result]]:
+    """A name with blanks ends at the first of them, as published names do; one that passed is there in full too, unless
+    a line says anything else of it."""
+    told = [(found[2].rstrip(), STATUSES[found[1]]) for line in lines if (found := _STATUS_FIRST.match(line))]
+    others = tuple(text for text, result in told if result != "passed")
+    for text, result in told:
+        if not _SKIP_COUNT.match(text):
+            yield text.split(" - ", 1)[0].split(maxsplit=1)[0], result  # behind ` - ` is the reason
+        if result == "passed" and " " in text and not any(f"{each} ".startswith(f"{text} ") for each in others):
+            yield text, result
     for line in lines:
-        if found := _STATUS_FIRST.match(line):
-            if not _SKIP_COUNT.match(found[2]):
-                yield _node_id(found[2]), STATUSES[found[1]]
-        elif found := _STATUS_LAST.fullmatch(line):
+        if found := _STATUS_LAST.fullmatch(line):
             yield found[1], STATUSES[found[2]]
-
-
-def _node_id(text: str) -> str:
-    """Without the reason behind ` - `. A name with blanks ends at the first of them, as published names do."""
-    return text.split(" - ", 1)[0].split(maxsplit=1)[0]
 
 
 def _unittest(lines: list[str]) -> Iterator[tuple[str, Result]]:

@@ -3,22 +3,26 @@
 Taken inside the sandbox in a private git directory that only borrows the repository's objects. So nothing that the
 agent did to the repository's own configuration, hooks, locks, index, branches or replaced objects has a say, and
 nothing of the repository is changed. The patch is written to a file there and read as bytes: it is exactly what git
-wrote.
+wrote. What it is against is kept aside before the agent comes: its history may be gone by the time of the patch.
 
-What counts is what stands in the working tree, against a commit: tracked files, files that are not ignored, and
+What counts is what stands in the working tree, against a tree: tracked files, files that are not ignored, and
 ignored ones that the agent added to its index. A repository that the agent made within it (without declaring a
 submodule) counts as the files it holds: as a link to a commit that nobody else has they would be lost.
 """
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Awaitable, Iterable, Iterator, Sequence, Set
+from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from tools.environments.base import CommandResult, Environment
 from tools.environments.script import quote, words
 from tools.errors import ToolError
+
+_T = TypeVar("_T")
 
 MAX_BYTES = 50_000_000
 """Of a patch, and of an untracked file that goes into one."""
@@ -31,6 +35,13 @@ _LINK = "160000"
 _EMPTY_BLOB = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
 _PLACE = b".place-for-files"
 _NESTED_DEPTH = 8
+_NOTHING = "/dev/null"
+_ONLY_HERE = 6
+_CANNOT_ADD = 128  # git's code when it died: nothing was added
+_ENCODED = re.compile(r"'(.+)' (?:from|if encoded as) ")
+_AS_IT_IS = b"%s !working-tree-encoding\n"
+_ALL_AS_THEY_ARE = _AS_IT_IS % b"*"
+_ENCODINGS = 20  # files whose encoding git cannot follow, one by one
 
 _CONFIGURATION = b"""\
 [core]
@@ -44,34 +55,49 @@ _CONFIGURATION = b"""\
 	directory = *
 """
 
+_FOLDER = """\
+cd -- {cwd} && pwd -P || exit
+case ${{TMPDIR:-/tmp}} in /tmp) d=/var/tmp;; *) d=$TMPDIR;; esac
+for d in "$d" /tmp /var/tmp /dev/shm; do {{ mkdir -p -- "$d" && mktemp -d -p "$d"; }} 2>/dev/null && exit; done
+echo 'no place for temporary files'; exit 1"""
+"""The working tree and a new folder. The sandbox's /tmp is what an agent is most likely to clear away."""
+
 _OPEN = b"""\
 cd -- "$W" || exit
-[ -e .git ] || { echo "the repository is gone: there is no .git in $W"; exit 3; }
-if [ -d .git ]; then D=.git C=.git; else
-  D=$(git --git-dir=.git rev-parse --absolute-git-dir) && C=$(git --git-dir=.git rev-parse --git-common-dir) || exit
+D=.git C=.git P=
+if [ -f .git ]; then
+  if x=$(git --git-dir=.git rev-parse --absolute-git-dir 2>&1); then
+    D=$x C=$(git --git-dir=.git rev-parse --git-common-dir) || exit
+  else P=$x; fi
+elif [ ! -d .git ]; then P="the repository is gone: there is no .git in $W"
 fi
-O=$(cd -- "$C/objects" && pwd -P) || { echo "the repository is broken: it has no objects"; exit 3; }
+[ -d "$C/objects" ] || P=${P:-the repository is broken: it has no objects}
 git init -q --bare --template= "$T/git" && mkdir -p "$T/git/info" "$T/git/objects/info" || exit
-printf '%s\\n' "$O" >"$T/git/objects/info/alternates"
-cp "$C/info/exclude" "$T/git/info/exclude" 2>/dev/null
-cp -p "$D/index" "$T/git/theirs" 2>/dev/null
+for o in "$K/git/objects" "$C/objects"; do
+  [ ! -d "$o" ] || (cd -- "$o" && pwd -P)
+done >"$T/git/objects/info/alternates"
+for f in "$K/git/info/exclude" "$C/info/exclude"; do [ ! -f "$f" ] || { cat "$f"; echo; }; done >"$T/git/info/exclude"
+[ ! -f "$D/index" ] || cp -p "$D/index" "$T/git/theirs"
 export GIT_DIR="$T/git" GIT_WORK_TREE="$W"
-git cat-file -e "$B^{commit}" 2>/dev/null || { echo "commit $B is not in the repository"; exit 3; }
-[ ! -s "$T/before" ] || B=$(export GIT_INDEX_FILE="$T/git/before"
-  git read-tree "$B" && git apply --cached --whitespace=nowarn "$T/before" 1>&2 && git write-tree --missing-ok) || exit
+for c in $R; do git rev-parse -q --verify "$c^{tree}"; done >"$T/bases" 2>/dev/null
+read -r F <"$T/bases" || { echo "${P:-commit ${R%% *} is not in the repository}"; exit 3; }
+git cat-file -e "$B" 2>/dev/null || B=$F
 echo "$B" >"$T/base"
+git diff-tree -r -z --name-only --no-renames --diff-filter=A "$F" "$B" >"$T/made" || exit
 cp -p "$T/git/theirs" "$T/git/index" 2>/dev/null
 git ls-files -v 2>/dev/null >"$T/marked" && ! grep -q '^[a-zS]' "$T/marked" && git read-tree --reset "$B" 2>/dev/null ||
   { rm -f "$T/git/index" && git read-tree "$B"; } || exit
 GIT_INDEX_FILE=$T/git/theirs git diff-index --cached --raw -z --no-abbrev --no-renames --ignore-submodules=none \\
   "$B" >"$T/theirs" 2>/dev/null
-git config -z -f .gitmodules --get-regexp '^submodule\\..*\\.path$' >"$T/declared" 2>/dev/null
+[ ! -f .gitmodules ] ||
+  git config -z -f .gitmodules --get-regexp '^submodule\\..*\\.path$' >"$T/declared" 2>/dev/null
 find . -name .git -prune -o -type f -size +"$M"c -print0 >"$T/large" 2>/dev/null
 git update-index -q --refresh >/dev/null 2>&1
+: >>"$T/declared"
 git ls-files -z --others --exclude-standard >"$T/others"
 """
-"""What the patch is against in the index (the base commit, or the tree that it is with the changes from before), then
-lists: what the agent's index adds, submodules, large files, untracked files.
+"""What the patch is against in the index (the tree that was there before, else that of the first commit to be had),
+then lists: what had been made before, what the agent's index adds, submodules, large files, untracked files.
 
 The index keeps what the agent's knows of unchanged files, for speed, unless that one hides files from git; copied with
 its time, by which git knows what may have changed since. The refresh compares contents, so that only what differs is
@@ -85,6 +111,42 @@ git update-index -z --index-info <"$T/tracked" && git ls-files -z --others --exc
 _ADD = b"""\
 cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
 git add -A --ignore-errors -- . "$@" 2>&1
+c=$?
+git ls-files -s -z | grep -z '^160000 ' >"$T/links"
+exit $c
+"""
+
+_LINKED = b"""\
+cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
+for p; do
+  [ -d "$p" ] || continue
+  if [ ! -e "$p/.git" ]; then new=$(ls -A -- "$p")
+  elif c=$(git rev-parse ":$p") && [ "$c" != "$(git rev-parse -q --verify "$B:$p")" ]; then
+    new=$(unset GIT_DIR GIT_WORK_TREE; git -c core.fsmonitor=false -C "$p" rev-list -n 1 "$c" --not --remotes 2>&1)
+  else new=
+  fi
+  [ -z "$new" ] || printf '%s\\0' "$p"
+done >"$T/apart"
+"""
+"""Which of the submodules hold what no link to a commit gives: files without a repository, commits of no remote."""
+
+_KEEP = b"""\
+cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
+t=$(git write-tree --missing-ok) && echo "$t" >"$T/base" || exit
+o=$T/git/objects
+read -r O <"$o/info/alternates"
+{ [ "$(stat -f -c %T "$O")" != overlayfs ] && [ ! -e "$O/info/alternates" ] && cp -alf "$O/." "$o"; } 2>/dev/null ||
+  { cat "$T/bases"; echo "$t"; } | git pack-objects -q --revs --window=0 --threads=1 "$o/pack/pack" >/dev/null
+rm -f "$o/info/alternates" "$T/git/index" "$T/git/theirs" "$T/others" "$T/marked"
+"""
+"""Hard links cost nothing, but on an overlay each would copy its file out of the image: there it is a pack of what the
+working tree is made of, without its history."""
+
+_DROP = b"""\
+cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
+git update-index --force-remove -z --stdin <"$T/dropped" || exit
+export GIT_INDEX_FILE="$T/git/before"
+git read-tree "$B" && git update-index --force-remove -z --stdin <"$T/dropped" && git write-tree --missing-ok >"$T/base"
 """
 
 _DIFF = b"""\
@@ -92,20 +154,29 @@ cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
 d() { git -c core.quotePath="$Q" diff --cached --no-color --no-ext-diff --no-renames --ignore-submodules=none "$@"; }
 d --raw -z --no-abbrev "$B" -- . "$@" >"$T/changed" || exit
 { d --binary --full-index --no-textconv --src-prefix=a/ --dst-prefix=b/ "$B" -- . "$@"; echo $? >"$T/code"; } |
-  head -c $((M + 1)) >"$T/patch"
+  { head -c "$M" >"$T/patch"; wc -c >"$T/over"; }
 read -r c <"$T/code"
-[ "$(wc -c <"$T/patch")" -le "$M" ] || { echo "the patch is larger than $((M / 1000000)) MB"; exit 4; }
-[ "$c" = 0 ] || exit "$c"
+exit "$c"
+"""
+
+_SIZES = b"""\
+cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
+git cat-file --batch-check='%(objectsize)' <"$T/ids" >"$T/sizes"
 """
 
 _CHECK = b"""\
 cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
 [ -s "$T/patch" ] || exit 0
-t=$(export GIT_INDEX_FILE="$T/git/clean"
-  git read-tree "$B" && git apply --cached --whitespace=nowarn "$T/patch" 1>&2 && git write-tree --missing-ok) 2>&1 ||
-  { echo "$t"; exit 5; }
+applied() (
+  export GIT_INDEX_FILE="$T/git/clean"
+  git read-tree "$1" && git apply --cached --whitespace=nowarn "$T/patch" 1>&2 && git write-tree --missing-ok
+)
+t=$(applied "$B" 2>&1) || { echo "$t"; exit 5; }
 git diff --cached --quiet --no-renames --ignore-submodules=none "$t" -- . "$@" ||
   { echo "applied, it gives other files than those it was taken from"; exit 5; }
+while read -r c; do said=$(applied "$c" 2>&1 </dev/null) && exit 0; done <"$T/bases"
+echo "$said"
+exit 6
 """
 
 
@@ -117,109 +188,162 @@ class Patch(Struct, frozen=True):
     problem: str = ""
 
 
+class Base(Struct, frozen=True):
+    """What a patch is against. `cwd`: the repository's top directory. `bases`: commits (or their trees), to one of
+    which it has to apply. What `keep` found: the `tree` that stood there before, untracked files that were too `large`
+    to be in it, problems that are `known`, and the folder in the sandbox where all that is needed is `kept`."""
+
+    cwd: str
+    bases: tuple[str, ...]
+    tree: str = ""
+    large: frozenset[bytes] = frozenset()
+    known: tuple[str, ...] = ()
+    kept: str = ""
+
+
 class _Refused(Exception):
     """There is no patch; the text says why."""
 
 
+class _Change(Struct, frozen=True):
+    """A line of `git diff --raw`: what a file is now (`mode`, `blob`) and what became of it."""
+
+    mode: str
+    blob: str
+    status: str
+    name: bytes
+
+
 async def take(
-    environment: Environment,
-    *,
-    cwd: str,
-    base_commit: str,
-    before: bytes = b"",
-    exclude: Sequence[str] = (),
-    seconds: float = _SECONDS,
+    environment: Environment, base: Base, *, exclude: Sequence[str] = (), seconds: float = _SECONDS
 ) -> Patch:
-    """The patch from the commit, changed by the patch `before`, to what stands in the working tree at `cwd`, its top
-    directory. What `exclude` matches is left out: patterns as git's pathspecs have them, where `*` matches `/` too, or
-    with `**` only that does. Raises EnvironmentLost; all else that goes wrong is told in the patch's `problem`."""
+    """The patch from the base to what stands in the working tree; what was kept for it is removed. What `exclude`
+    matches is left out: patterns as git's pathspecs have them, where `*` matches `/` too, or with `**` only that does.
+    Raises EnvironmentLost; all else that goes wrong is told in the patch's `problem`."""
     try:
-        return await _in_time(environment, cwd, base_commit, before, exclude, seconds)
+        return await _in_time(_taken(environment, base, exclude), seconds)
     except (_Refused, ToolError) as error:
         return Patch(problem=str(error))
 
 
-async def changes(environment: Environment, *, cwd: str, base_commit: str) -> bytes:
-    """What stands in the working tree already, as the `before` of a later `take`. Raises ToolError where there is no
-    repository with that commit, or where a patch could not tell it."""
+async def keep(environment: Environment, *, cwd: str, bases: Sequence[str]) -> Base:
+    """Keeps aside, outside of the working tree, what a later `take` has to know of it as it is now: what stands there
+    already is no part of that patch. Raises ToolError where there is no repository with one of the commits."""
     try:
-        return (await _in_time(environment, cwd, base_commit, b"", (), _SECONDS, must_apply=True)).data
+        return await _in_time(_kept(environment, cwd, bases), _SECONDS)
     except _Refused as error:
         raise ToolError(str(error)) from error
 
 
-async def _in_time(
-    environment: Environment,
-    cwd: str,
-    commit: str,
-    before: bytes,
-    exclude: Sequence[str],
-    seconds: float,
-    *,
-    must_apply: bool = False,
-) -> Patch:
+async def _in_time(work: Awaitable[_T], seconds: float) -> _T:
     try:
         async with asyncio.timeout(seconds):
-            return await _taken(environment, cwd, commit, before, exclude, must_apply=must_apply)
+            return await work
     except TimeoutError:
         raise _Refused(f"the patch could not be taken within {seconds:.0f} s") from None
 
 
-async def _taken(
-    environment: Environment, cwd: str, commit: str, before: bytes, exclude: Sequence[str], *, must_apply: bool
-) -> Patch:
-    if not _COMMIT.fullmatch(commit):
-        raise _Refused(f"no base commit to take a patch against: {commit!r}")
-    where = await environment.run(
-        f"({_SEARCH}; cd -- {_word(cwd)} && pwd -P && {{ mktemp -d 2>/dev/null || mktemp -d -p /tmp; }})",
-        timeout=_SECONDS,
-        cwd="/",
-    )
+async def _taken(environment: Environment, base: Base, exclude: Sequence[str]) -> Patch:
+    try:
+        work = await _open_work(environment, base, [_excluding(pattern) for pattern in exclude if pattern])
+        try:
+            return await work.patch()
+        finally:
+            await _remove(environment, work.folder)
+    finally:
+        if base.kept:
+            await _remove(environment, base.kept)
+
+
+async def _kept(environment: Environment, cwd: str, bases: Sequence[str]) -> Base:
+    work = await _open_work(environment, Base(cwd, tuple(bases)), [])
+    try:
+        return await work.keep()
+    except BaseException:
+        await _remove(environment, work.folder)
+        raise
+
+
+async def _open_work(environment: Environment, base: Base, exclude: list[str]) -> "_Work":
+    if not base.bases or not all(map(_COMMIT.fullmatch, base.bases)):
+        raise _Refused(f"no base commit to take a patch against: {', '.join(map(repr, base.bases)) or 'none'}")
+    command = f"({_SEARCH}; {_FOLDER.format(cwd=_word(base.cwd))})"
+    where = await environment.run(command, timeout=_SECONDS, cwd="/")
     if where.exit_code != 0:
         raise _Refused(_last_line(where, "no directory for the patch"))
-    top, temp = where.output.splitlines()[-2:]
-    work = _Work(environment, top, temp, commit, [_excluding(pattern) for pattern in exclude if pattern])
-    try:
-        return await work.patch(before, must_apply=must_apply)
-    finally:
-        await environment.run(f"({_SEARCH}; rm -rf -- {_word(temp)})", timeout=_CLEANING_SECONDS, cwd="/")
+    top, folder = where.output.splitlines()[-2:]
+    return _Work(environment, msgspec.structs.replace(base, cwd=top), folder, exclude)
+
+
+async def _remove(environment: Environment, folder: str) -> None:
+    await environment.run(f"({_SEARCH}; rm -rf -- {_word(folder)})", timeout=_CLEANING_SECONDS, cwd="/")
 
 
 class _Work:
-    """One patch being taken, in the folder `temp` of the sandbox."""
+    """One patch being taken, or what it will be against being kept, in `folder` of the sandbox."""
 
-    def __init__(self, environment: Environment, top: str, temp: str, commit: str, exclude: list[str]) -> None:
+    def __init__(self, environment: Environment, base: Base, folder: str, exclude: list[str]) -> None:
+        self.folder = folder
         self._environment = environment
-        self._temp = temp
+        self._base = base
         self._exclude = [pattern.encode() for pattern in exclude]
-        self._variables = {"T": temp, "W": top, "B": commit, "M": str(MAX_BYTES), "Q": "false"}
-        self._own = temp.encode().removeprefix(top.rstrip("/").encode() + b"/")  # absolute still, if not under `top`
+        self._variables = {
+            "T": folder,
+            "W": base.cwd,
+            "K": base.kept or _NOTHING,
+            "R": " ".join(base.bases),
+            "B": base.tree,
+            "M": str(MAX_BYTES),
+            "Q": "false",
+        }
+        top = base.cwd.rstrip("/").encode() + b"/"
+        own = (place.encode() for place in (folder, base.kept) if place)
+        self._own = [place.removeprefix(top) for place in own if place.startswith(top)]
+        self._attributes: list[bytes] = []
+        self._problems: list[str] = []
 
-    async def patch(self, before: bytes, *, must_apply: bool) -> Patch:
+    async def keep(self) -> Base:
+        """See `keep`."""
+        await self._open()
+        large = await self._track()
+        await self._add(large)
+        await self._look_into_submodules()
+        await self._run(_KEEP)
+        bases = tuple((await self._read("bases")).decode().split())
+        tree = (await self._read("base")).decode().strip()
+        return Base(self._base.cwd, bases, tree, frozenset(large), tuple(self._problems), self.folder)
+
+    async def patch(self) -> Patch:
         """See `take`."""
-        await self._write(".gitconfig", _CONFIGURATION)
-        if before:
-            await self._write("before", before)
-        await self._run(_OPEN)
-        self._variables["B"] = (await self._read("base")).decode().strip()
-        problem = await self._add(await self._track())
-        await self._run(_DIFF, self._exclude)
-        data = await self._read("patch")
+        await self._open()
+        if self._base.tree not in ("", *self._base.bases, self._variables["B"]):
+            self._problems.append("what had been there before is in the patch: what was kept of it is gone")
+        large = await self._track()
+        await self._add(large)
+        if new := large - self._base.large:
+            self._problems.append(f"left out, as larger than {_megabytes()}: {_shown(sorted(new))}")
+        await self._look_into_submodules()
+        data = await self._difference()
         if not _is_text(data):
             await self._hold_as_binary(data)
-            await self._run(_DIFF, self._exclude)
-            data = await self._read("patch")
-        unfit = await self._check()
-        if unfit and must_apply:
-            raise _Refused(unfit)
-        return Patch(data, "; ".join(filter(None, [problem, unfit])))
+            data = await self._difference()
+        await self._check()
+        return Patch(data, "; ".join(each for each in self._problems if each not in self._base.known))
+
+    async def _open(self) -> None:
+        await self._write(".gitconfig", _CONFIGURATION)
+        await self._run(_OPEN)
+        await self._read_base()
+
+    async def _read_base(self) -> None:
+        self._variables["B"] = (await self._read("base")).decode().strip()
 
     async def _track(self) -> Set[bytes]:
         """Makes git see what it would pass over; the untracked files that are too large to be added."""
         declared = {value for _, _, value in (item.partition(b"\n") for item in await self._items("declared"))}
         large = {name.removeprefix(b"./") for name in await self._items("large")}
         changes = _changes(await self._read("theirs"))
-        added = {name for mode, status, name in changes if status == "A" and mode != _LINK} - large
+        added = {each.name for each in changes if each.status == "A" and each.mode != _LINK} - large
         untracked: set[bytes] = set()
         for _ in range(_NESTED_DEPTH):
             others = set(await self._items("others"))
@@ -232,37 +356,102 @@ class _Work:
             added = set()
         return untracked & large
 
-    async def _add(self, large: Set[bytes]) -> str:
-        """The working tree into the index. What could not be added."""
-        left_out = [*large, *([] if self._own.startswith(b"/") else [self._own])]
-        result = await self._run(_ADD, [b":(exclude,literal)" + name for name in left_out], must=False)
-        if large:
-            return f"left out, as larger than {MAX_BYTES // 1_000_000} MB: {_shown(sorted(large))}"
-        return "" if result.exit_code == 0 else f"not all could be added: {_first_line(result)}"
+    async def _add(self, large: Set[bytes]) -> None:
+        """The working tree into the index. A file whose encoding git cannot follow goes in as it is."""
+        left_out = [b":(exclude,literal)" + name for name in (*large, *self._own)]
+        said, kind = "", "not all could be added"
+        for tried in range(_ENCODINGS + 2):
+            result = await self._run(_ADD, left_out, must=False)
+            if said and result.exit_code != _CANNOT_ADD:
+                kind = "not added as .gitattributes has it"
+            said = said or (_said(result) if result.exit_code else "")
+            if result.exit_code != _CANNOT_ADD or _ALL_AS_THEY_ARE in self._attributes:
+                break
+            found = _ENCODED.search(_said(result)) if tried < _ENCODINGS else None
+            await self._set(_AS_IT_IS % _pattern(found[1].encode()) if found else _ALL_AS_THEY_ARE)
+        if said:
+            self._problems.append(f"{kind}: {said}")
+
+    async def _look_into_submodules(self) -> None:
+        links = [item.partition(b"\t")[2] for item in await self._items("links")]
+        if not links:
+            return
+        await self._run(_LINKED, links)
+        if apart := await self._items("apart"):
+            self._problems.append(f"not in the patch, as only the submodule's own folder has it: {_shown(apart)}")
+
+    async def _difference(self) -> bytes:
+        """The patch. As long as it is too large the largest files that the commit does not have are left out."""
+        made, left_out = set(await self._items("made")), set[bytes]()
+        while True:
+            await self._run(_DIFF, self._exclude)
+            over = int(await self._read("over"))
+            changes = list(_changes(await self._read("changed")))
+            gone = {each.name for each in changes if each.status == "D"} & made
+            large = await self._largest([each for each in changes if each.status == "A" or each.name in made], over)
+            if over and not large:
+                raise _Refused(f"the patch is larger than {_megabytes()}")
+            if not gone | large:
+                break
+            left_out |= large
+            await self._drop(gone | large)
+        if left_out:
+            shown = _shown(sorted(left_out))
+            self._problems.append(f"left out, as the patch would be larger than {_megabytes()}: {shown}")
+        return await self._read("patch")
+
+    async def _largest(self, changes: Sequence[_Change], size: int) -> set[bytes]:
+        """Of the files the largest, as many as come to `size`."""
+        files = [each for each in changes if size and each.status != "D" and each.mode != _LINK]
+        if not files:
+            return set()
+        await self._write("ids", b"".join(each.blob.encode() + b"\n" for each in files))
+        await self._run(_SIZES)
+        sizes = map(int, (await self._read("sizes")).split())
+        found = set()
+        for most, name in sorted(zip(sizes, (each.name for each in files), strict=True), reverse=True):
+            if size > 0:
+                found.add(name)
+                size -= most
+        return found
+
+    async def _drop(self, names: Iterable[bytes]) -> None:
+        """From now on they are neither in the index nor in what the patch is against."""
+        await self._write("dropped", b"".join(name + b"\0" for name in names))
+        await self._run(_DROP)
+        await self._read_base()
 
     async def _hold_as_binary(self, data: bytes) -> None:
         """From now on files whose difference is no text are written as binary, and file names in ASCII if need be."""
         changed = _changes(await self._read("changed"))
-        names = [name for _, status, name in changed for _ in range(2 if status == "T" else 1)]
+        names = [each.name for each in changed for _ in range(2 if each.status == "T" else 1)]
         sections = _sections(data)
         if len(names) != len(sections):
             raise _Refused(f"the patch has {len(sections)} parts for {len(names)} files")
         binary = {name for name, section in zip(names, sections, strict=True) if not _is_text(section)}
-        await self._write("git/info/attributes", b"".join(map(_binary, sorted(binary))))
+        await self._set(*(_pattern(name) + b" -diff\n" for name in sorted(binary)))
         self._variables["Q"] = "false" if all(map(_is_text, names)) else "true"
 
-    async def _check(self) -> str:
-        """Whether it applies to a clean index of the commit and gives the same files."""
+    async def _set(self, *attributes: bytes) -> None:
+        """More lines of git's attributes, which go before the repository's own."""
+        self._attributes += attributes
+        await self._write("git/info/attributes", b"".join(self._attributes))
+
+    async def _check(self) -> None:
+        """Whether it applies to a clean index and gives the same files, and applies to a base without what was there
+        before."""
         result = await self._run(_CHECK, self._exclude, must=False)
-        return "" if result.exit_code == 0 else f"the patch does not apply: {_first_line(result)}"
+        if result.exit_code:
+            where = "to the commit alone, without what was made before" if result.exit_code == _ONLY_HERE else ""
+            self._problems.append(f"the patch does not apply{where and ' '}{where}: {_said(result)}")
 
     async def _run(self, script: bytes, arguments: Sequence[bytes] = (), *, must: bool = True) -> CommandResult:
         """A script with nothing of the agent's variables but, at its end, PATH."""
         await self._write("script", b"set -- " + words(*arguments) + script)
         assignments = " ".join(f"{name}={_word(value)}" for name, value in self._variables.items())
         result = await self._environment.run(
-            f'({_SEARCH}; command env -i PATH="$PATH" HOME={_word(self._temp)} LC_ALL=C '
-            f"GIT_CONFIG_NOSYSTEM=1 {assignments} sh {_word(self._temp)}/script)",
+            f'({_SEARCH}; command env -i PATH="$PATH" HOME={_word(self.folder)} LC_ALL=C '
+            f"GIT_CONFIG_NOSYSTEM=1 {assignments} sh {_word(self.folder)}/script)",
             timeout=_SECONDS * 10,  # the caller's limit comes first
             cwd="/",
         )
@@ -271,26 +460,30 @@ class _Work:
         return result
 
     async def _write(self, name: str, data: bytes) -> None:
-        await self._environment.write(f"{self._temp}/{name}", data)
+        await self._environment.write(f"{self.folder}/{name}", data)
 
     async def _read(self, name: str) -> bytes:
         data = bytearray()
-        async for chunk in self._environment.read(f"{self._temp}/{name}"):
+        async for chunk in self._environment.read(f"{self.folder}/{name}"):
             data += chunk
             if len(data) > MAX_BYTES:
-                raise _Refused(f"too many files: git's list of them is larger than {MAX_BYTES // 1_000_000} MB")
+                raise _Refused(f"too many files: git's list of them is larger than {_megabytes()}")
         return bytes(data)
 
     async def _items(self, name: str) -> list[bytes]:
         return (await self._read(name)).split(b"\0")[:-1]
 
 
-def _changes(raw: bytes) -> Iterator[tuple[str, str, bytes]]:
-    """(new mode, status, path) of `git diff --raw -z --no-renames`."""
+def _megabytes() -> str:
+    return f"{MAX_BYTES // 1_000_000} MB"
+
+
+def _changes(raw: bytes) -> Iterator[_Change]:
+    """Of `git diff --raw -z --no-renames`."""
     items = raw.split(b"\0")
     for about, name in zip(items[0::2], items[1::2], strict=False):
-        _, mode, _, _, status = about.decode().split(" ")
-        yield mode, status[:1], name
+        _, mode, _, blob, status = about.decode().split(" ")
+        yield _Change(mode, blob, status[:1], name)
 
 
 def _excluding(pattern: str) -> str:
@@ -309,11 +502,11 @@ def _sections(patch: bytes) -> list[bytes]:
     return [b"diff --git " + part for part in (b"\n" + patch).split(b"\ndiff --git ")[1:]]
 
 
-def _binary(name: bytes) -> bytes:
-    """A line of git's attributes by which this one file is binary."""
+def _pattern(name: bytes) -> bytes:
+    """This one file in git's attributes."""
     escaped = re.sub(rb"([\\*?\[])", rb"\\\1", name)
     quoted = b"".join(b"%c" % byte if 32 <= byte < 127 and byte not in b'"\\' else b"\\%03o" % byte for byte in escaped)
-    return b'"/%s" -diff\n' % quoted
+    return b'"/%s"' % quoted
 
 
 def _is_text(data: bytes) -> bool:
@@ -333,8 +526,10 @@ def _shown(names: Sequence[bytes]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _first_line(result: CommandResult) -> str:
-    return next(iter(result.output.strip().splitlines()), f"git ended with {result.exit_code}")[:300]
+def _said(result: CommandResult) -> str:
+    """The line that says what is wrong, which is not always the first."""
+    lines = result.output.strip().splitlines() or [f"git ended with {result.exit_code}"]
+    return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[0])[:300]
 
 
 def _last_line(result: CommandResult, otherwise: str) -> str:

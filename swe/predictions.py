@@ -106,6 +106,8 @@ def _value(data: bytes) -> Any:
         return _Unreadable(f"no JSON: {error}" if data.strip() else "empty")
     except RecursionError:
         return _Unreadable("nested too deeply")
+    except ValueError as error:
+        return _Unreadable(f"no JSON that can be read: {error}")
 
 
 class _Pairs(list[tuple[str, Any]]):

@@ -25,6 +25,7 @@ from batch.settings import (
     read_sources,
     refuse,
 )
+from swe.instances import is_file
 from tools.errors import UsageProblem
 
 INSTANCES, PATCHES = "SWE-bench", "Patches and predictions"
@@ -107,7 +108,14 @@ class SweSettings(RunSettings, frozen=True, kw_only=True, forbid_unknown_fields=
 
 PREFIX = "MINI_SWE_RUNNER_"
 ACTIONS: tuple[Action, ...] = ("help", "version", "list_backends", "list_providers")
-LEFT_OUT = frozenset({"distribution", "enabled_toolsets", "disabled_toolsets", "allow_missing_toolsets", "spread"})
+LEFT_OUT = frozenset(
+    {
+        *("distribution", "enabled_toolsets", "disabled_toolsets", "allow_missing_toolsets", "spread"),
+        *("search_provider", "search_url", "search_api_key", "allow_private_urls", "browser_program"),
+        *("vision_model", "vision_base_url", "vision_api_key", "image_model", "image_base_url", "image_api_key"),
+        *("tools_module", "mcp_servers"),
+    }
+)
 """Settings of other runs that have no meaning where the tool is the terminal."""
 
 
@@ -124,7 +132,9 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[SweS
     settings = SweSettings(**values)
     if action != "run":
         return settings, action
-    settings = msgspec.structs.replace(settings, dataset=settings.dataset or _dataset_of(settings))
+    settings = msgspec.structs.replace(
+        settings, dataset=_dataset_of(settings), repo_cache=_absolute(settings.repo_cache)
+    )
     _check(settings)
     if settings.validate_predictions:
         return settings, action
@@ -132,8 +142,13 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[SweS
 
 
 def _dataset_of(settings: SweSettings) -> str:
-    """A subset alone says enough."""
-    return settings.subset or ""
+    """A subset alone says enough. A file is the same one for whoever evaluates the run later, from wherever."""
+    name = settings.dataset or settings.subset or ""
+    return _absolute(name) if name and is_file(name) else name
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""
 
 
 def _check(settings: SweSettings) -> None:

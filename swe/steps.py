@@ -9,12 +9,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from agent.prompt import Prompt, Try
-from batch.outputs import file_name
 from batch.store import replace_file
-from swe.patch import changes, take
+from swe.patch import Base, keep, take
 from swe.repository import place
 from tools.environments.base import Environment
 from tools.errors import SetupFailed, ToolError
+from tools.names import file_name
 
 PATCHES = "patches"
 NO_PATCH = "the patch could not be taken: "
@@ -46,12 +46,10 @@ def stopped_path(path: Path) -> Path:
 
 
 class Start(Struct, frozen=True):
-    """Where a try begins: the repository's directory, and what its patch is against: a commit ("": no repository) and
-    what the set-up, or whoever mounted it, had changed since. `problem`: why that is not known."""
+    """Where a try begins. `base`: what its patch is against, without bases where there is no repository. `problem`: why
+    that is not known."""
 
-    cwd: str
-    base_commit: str
-    before: bytes = b""
+    base: Base
     problem: str = ""
 
 
@@ -67,17 +65,18 @@ class SweSteps:
         self._starts: dict[tuple[str, int], Start] = {}
 
     async def before(self, environment: Environment, prompt: Prompt, which: Try) -> None:
-        """Places an instance's repository, sets it up, and notes what is checked out."""
+        """Places an instance's repository, sets it up, and keeps aside what is checked out."""
         instance = _instance(prompt) if self._instances else {}
         if instance and self._cache is not None:
             await self._place(environment, instance)
+        base = await _look(environment, instance.get("base_commit", ""))
         if setup := instance.get("setup"):
-            await _run_setup(environment, setup)
-        start = await _look(environment, instance.get("base_commit", ""))
-        if instance or start.base_commit:
-            start = await _with_changes(environment, start)
+            await _run_setup(environment, setup, base.cwd)
+            if not base.bases:
+                base = await _look(environment, "")
+        start = await _kept(environment, base) if instance or base.bases else Start(base)
         if instance and start.problem:
-            raise SetupFailed(f"no patch could be taken of {start.cwd}: {start.problem}")
+            raise SetupFailed(f"no patch could be taken of {base.cwd}: {start.problem}")
         self._starts[which.row_key, which.sample_index] = start
 
     async def _place(self, environment: Environment, instance: Mapping[str, str]) -> None:
@@ -94,13 +93,11 @@ class SweSteps:
     async def after(self, environment: Environment, prompt: Prompt, which: Try) -> None:
         """Takes the patch and writes it, before the row is written."""
         start = self._starts.pop((which.row_key, which.sample_index))
-        if not start.base_commit:
+        if not start.base.bases:
             return
         if start.problem:
             raise ToolError(NO_PATCH + start.problem)
-        patch = await take(
-            environment, cwd=start.cwd, base_commit=start.base_commit, before=start.before, exclude=self._exclude
-        )
+        patch = await take(environment, start.base, exclude=self._exclude)
         path = patch_path(self._run_dir, which.task_id, which.row_key, which.sample_index, which.attempt)
         if not patch.data and path.exists() and path.stat().st_size:
             path.replace(stopped_path(path))
@@ -114,24 +111,25 @@ def _instance(prompt: Prompt) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-async def _look(environment: Environment, base_commit: str) -> Start:
+async def _look(environment: Environment, base_commit: str) -> Base:
     command = _LOOK.format(base=shlex.quote(base_commit))
     result = await environment.run(command, timeout=_LOOK_SECONDS)
     if result.exit_code != 0:
         raise SetupFailed(f"looking at the repository ended with {result.exit_code}: {result.output[-500:]}")
     head, _, cwd = result.output.partition("\n")
-    return Start(cwd=cwd.removesuffix("\n"), base_commit=head or base_commit)
+    return Base(cwd.removesuffix("\n"), tuple(dict.fromkeys(filter(None, [head, base_commit]))))
 
 
-async def _with_changes(environment: Environment, start: Start) -> Start:
+async def _kept(environment: Environment, base: Base) -> Start:
     try:
-        before = await changes(environment, cwd=start.cwd, base_commit=start.base_commit)
+        return Start(await keep(environment, cwd=base.cwd, bases=base.bases))
     except ToolError as error:
-        return Start(start.cwd, start.base_commit, problem=str(error))
-    return Start(start.cwd, start.base_commit, before)
+        return Start(base, str(error))
 
 
-async def _run_setup(environment: Environment, command: str) -> None:
+async def _run_setup(environment: Environment, command: str, cwd: str) -> None:
+    """Variables that it exports stay, the directory does not: the work begins in the repository."""
     result = await environment.run(command, timeout=_SETUP_SECONDS)
     if result.exit_code != 0:
         raise SetupFailed(f"the instance's setup command ended with {result.exit_code}: {result.output[-500:]}")
+    await environment.run(f"cd -- {shlex.quote(cwd)}", timeout=_LOOK_SECONDS)

@@ -386,8 +386,8 @@ class EndpointProcess:
             pass
 
 
-async def serve(endpoint: Endpoint) -> None:
-    """Until SIGTERM or SIGINT."""
+async def serve(endpoint: Any) -> None:
+    """An `Endpoint`, or another such server, until SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -59,17 +59,27 @@ def _plain(node: Any, definitions: Mapping[str, Any]) -> Any:
         return node
     if "$ref" in node:
         return _plain(definitions[node["$ref"].rpartition("/")[2]], definitions)
-    result = {key: _plain(value, definitions) for key, value in node.items() if key not in ("$defs", "title")}
+    result = {key: _within(key, value, definitions) for key, value in node.items() if key not in ("$defs", "title")}
     if isinstance(result.get("properties"), dict):
         result.pop("additionalProperties", None)
-    if "enum" in result:
+    if all(isinstance(choice, str) for choice in result.get("enum", (0,))):
         result.setdefault("type", "string")
     branches = [branch for branch in result.pop("anyOf", []) if branch != {"type": "null"}]
-    for branch in branches:  # our unions are all "X or null"
-        result = {**branch, **result}
+    if len(branches) == 1:  # "X or null"
+        result = {**branches[0], **result}
+    elif branches:
+        result["anyOf"] = branches
     if result.get("default", 0) in (None, [], ""):
         del result["default"]
     return result
+
+
+def _within(key: str, value: Any, definitions: Mapping[str, Any]) -> Any:
+    if key == "properties":  # names of ours, not words of the schema
+        return {name: _plain(each, definitions) for name, each in value.items()}
+    if key in ("default", "enum"):
+        return list(value) if isinstance(value, tuple) else value
+    return _plain(value, definitions)
 
 
 def repaired(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +89,7 @@ def repaired(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[st
     for name, value in arguments.items():
         expected = schema["properties"].get(name, {})
         absent = value is None or (value == "null" and expected.get("type") != "string")
-        if not absent or name in schema["required"]:
+        if not absent or name in schema.get("required", ()):
             result[name] = _fitted(value, expected)
     return result
 
@@ -93,6 +103,8 @@ def _fitted(value: Any, expected: Mapping[str, Any]) -> Any:
     if kind == "array":
         items = value if isinstance(value, list) else [value]
         return [_fitted(item, expected.get("items", {})) for item in items]
+    if isinstance(value, dict) and "properties" in expected:
+        return repaired(value, expected)
     return value
 
 
@@ -112,7 +124,13 @@ def _explained(problem: str, schema: Mapping[str, Any]) -> str:
         return f"unknown argument `{found[2]}`; known are {', '.join(schema['properties'])}"
     if not (found := _PLACE.match(problem)):
         return problem
-    name = re.split(r"[.\[]", found[2])[0]
-    choices = schema["properties"].get(name, {}).get("enum")
-    one_of = f", expected one of {', '.join(choices)}" if choices else ""
+    choices = _expected_at(found[2], schema).get("enum")
+    one_of = f", expected one of {', '.join(map(str, choices))}" if choices else ""
     return f"argument `{found[2]}`: {found[1][:1].lower()}{found[1][1:]}{one_of}"
+
+
+def _expected_at(place: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of `todos[0].status`."""
+    for part in re.findall(r"\[[^\]]*\]|[^.\[]+", place):
+        schema = schema.get("items", {}) if part.startswith("[") else schema.get("properties", {}).get(part, {})
+    return schema

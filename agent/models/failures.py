@@ -43,6 +43,7 @@ _PROMPT_TOKENS = re.compile(
     r"(input|prompt) (tokens|contains|length)|in the messages|messages resulted|your (request|prompt|messages)"
     r"|input_tokens|prompt_tokens"
 )
+_PICTURES = re.compile(r"image|vision|multimodal|modalit")
 _BODY_DELAY = re.compile(r'"retryDelay"\s*:\s*"(\d+(?:\.\d+)?)s"')
 
 
@@ -96,6 +97,16 @@ def failure_of(status: int, error: EndpointError, seconds: float | None = None) 
             return CallFailed(verdict, reason="bad_request", retryable=False)
         case _:
             return CallFailed(verdict)
+
+
+def about_pictures(failure: CallFailed) -> CallFailed:
+    """The failure of a request that shows pictures: one that says so concerns this request alone, not the model, which
+    goes on answering requests without pictures."""
+    verdict = failure.verdict
+    if verdict.reason not in ("model", "server_error") or not _PICTURES.search(verdict.message.lower()):
+        return failure
+    verdict = Verdict(kind="row_fault", reason="bad_request", message=verdict.message, spend=verdict.spend)
+    return CallFailed(verdict, reason="bad_request", retryable=False)
 
 
 def unreachable(message: str) -> CallFailed:

@@ -165,7 +165,7 @@ class _Budget:
 
     def reached(self) -> bool:
         """Whether no further call may be made."""
-        return self._is_above(self.spent.cost_usd, self.spent.usage.total_tokens)
+        return self._is_above(self.spent.all_cost, self.spent.all_tokens)
 
     def row_ended(self, spend: Spend) -> None:
         """Counts towards the mean cost of a row."""
@@ -176,8 +176,8 @@ class _Budget:
         """Whether one more row may start beside those running, each taken to cost the mean of those ended."""
         ahead = running / self._ended_rows if self._ended_rows else 0.0
         return not self._is_above(
-            self.spent.cost_usd + self._ended.cost_usd * ahead,
-            self.spent.usage.total_tokens + self._ended.usage.total_tokens * ahead,
+            self.spent.all_cost + self._ended.all_cost * ahead,
+            self.spent.all_tokens + self._ended.all_tokens * ahead,
         )
 
     def _is_above(self, cost: float, tokens: float) -> bool:
@@ -191,7 +191,9 @@ class _Waiter(Struct, eq=False):
 
 
 class RunGate:
-    """Fulfils `Gate`, first come first served. `targets`: the number of keys of the model, then of each fallback."""
+    """Fulfils `Gate`, first come first served. `targets`: the number of keys of the model, then of each fallback.
+    `beside`: the gate of another model of the same run: what may be spent, and what may go in a minute, is counted
+    together."""
 
     def __init__(  # noqa: PLR0913 - a limit each, by name
         self,
@@ -207,11 +209,12 @@ class RunGate:
         spent: Spend = NO_SPEND,
         ended_rows: int = 0,
         rng: random.Random | None = None,
+        beside: "RunGate | None" = None,
     ) -> None:
         self._slots = [_Slot(target, key, concurrency) for target, keys in enumerate(targets) for key in range(keys)]
         self._concurrency = concurrency
-        self._minute = _Minute(rpm, tpm)
-        self._budget = _Budget(max_cost, max_total_tokens, spent, ended_rows)
+        self._minute: _Minute = beside._minute if beside else _Minute(rpm, tpm)
+        self._budget: _Budget = beside._budget if beside else _Budget(max_cost, max_total_tokens, spent, ended_rows)
         self._rate_limit_wait = rate_limit_wait
         self._endpoint_wait = endpoint_wait
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
@@ -290,7 +293,7 @@ class RunGate:
         if flight is None:
             return
         flight.slot.in_flight -= 1
-        if tokens := verdict.tokens or verdict.spend.usage.total_tokens:
+        if tokens := verdict.tokens or verdict.spend.all_tokens:
             self._minute.correct(flight.entry, tokens)
         self._budget.spent += verdict.spend
         self._judge(lease, flight, verdict)

@@ -23,19 +23,18 @@ from agent import pricing
 from agent.clock import RowClock
 from agent.errors import ModelError, RunStopped
 from agent.models.base import Gate, Lease, ModelRequest, Verdict
-from agent.models.calling import Caller
-from agent.models.failures import http_failure, request_timed_out, transient, unreachable
+from agent.models.calling import Caller, CallFailed
+from agent.models.failures import about_pictures, http_failure, request_timed_out, transient, unreachable
 from agent.models.options import RequestOptions
 from agent.models.providers import Target, split_keys
 from agent.models.replies import parse_reply
-from agent.models.wire import TRIM_LEVELS, request_body
-from agent.types import NO_SPEND, Reply, Spend, Usage
+from agent.models.wire import CHARACTERS_PER_TOKEN, TRIM_LEVELS, estimated_tokens, request_body
+from agent.types import NO_SPEND, Reply, Spend, Unreported, Usage
 from tools.errors import UsageProblem
 
 FIRST_CONNECT_TIMEOUT = 4.0  # seconds, until the endpoint has answered once: a wrong address must show within 5
 CONNECT_TIMEOUT = 15.0
 IDLE_CONNECTION = 15.0  # seconds that a connection is kept; many servers close theirs after more
-CHARACTERS_PER_TOKEN = 4
 
 
 class OpenAIChat:
@@ -56,7 +55,8 @@ class OpenAIChat:
         self._trim: WeakKeyDictionary[RowClock, int] = WeakKeyDictionary()
 
     async def reply(self, request: ModelRequest) -> Reply:
-        """See `Model`. A context that overflows is one request and the end, unless `trim_context`."""
+        """See `Model`. A context that overflows is one request and the end, unless `trim_context`; what shows pictures
+        is no part of the row's conversation, and holds nothing to be shortened."""
         spent = NO_SPEND
         while True:
             trim = self._trim.get(request.clock, 0)
@@ -66,7 +66,8 @@ class OpenAIChat:
                 raise RunStopped(stopped.reason, stopped.message, spent + stopped.spend) from stopped
             except ModelError as error:
                 error.spend = spent = spent + error.spend
-                if error.reason != "context_exceeded" or not self._options.trim_context or trim == len(TRIM_LEVELS):
+                may_trim = self._options.trim_context and not shows_pictures(request)
+                if error.reason != "context_exceeded" or not may_trim or trim == len(TRIM_LEVELS):
                     raise
                 self._trim[request.clock] = trim + 1
             else:
@@ -88,23 +89,40 @@ class OpenAIChat:
         async def send(lease: Lease) -> tuple[Reply, Verdict]:
             sent = body(lease.target)
             target = self._targets[lease.target]
-            answer = await self._connections[lease.target].post(sent, lease.key)
+            try:
+                answer = await self._connections[lease.target].post(sent, lease.key)
+            except CallFailed as failure:
+                raise (about_pictures(failure) if shows_pictures(request) else failure) from failure.__cause__
             reply = parse_reply(answer, lambda usage: self._price(target.model, usage))
-            reply = replace(reply, model=reply.model or target.model)
-            return reply, self._verdict(reply, target.model, len(sent))
+            reply = replace(reply, model=reply.model or target.model, spend=self._spend(reply, target.model, tokens))
+            return reply, Verdict(kind="ok", spend=reply.spend, tokens=reply.spend.all_tokens)
 
-        return await self._caller.call(request, len(body(0)) // CHARACTERS_PER_TOKEN, send)
+        tokens = estimated_tokens(request, body(0))
+        return await self._caller.call(request, tokens, send)
 
     def _price(self, model: str, usage: Usage) -> float:
         return pricing.cost(usage, model, self._options.price_in, self._options.price_out) or 0.0
 
-    def _verdict(self, reply: Reply, model: str, sent: int) -> Verdict:
-        """What the gate counts: where the endpoint reports no usage, an estimate."""
+    def _spend(self, reply: Reply, model: str, sent: int) -> Spend:
+        """What budgets count: where the endpoint reports no usage, an estimate too. `sent`: tokens, as estimated."""
         spend = reply.spend
-        if not spend.usage.total_tokens:
-            usage = _estimate(reply, sent)
-            spend = Spend(requests=1, usage=usage, cost_usd=spend.cost_usd or self._price(model, usage))
-        return Verdict(kind="ok", spend=spend, tokens=spend.usage.total_tokens)
+        if spend.usage.total_tokens:
+            return spend
+        usage = Usage(input_tokens=sent, output_tokens=_said(reply) // CHARACTERS_PER_TOKEN)
+        return replace(
+            spend,
+            unreported=Unreported(
+                replies=1,
+                input_tokens=usage.input_tokens,
+                output_tokens=usage.output_tokens,
+                cost_usd=0.0 if spend.cost_usd else self._price(model, usage),
+            ),
+        )
+
+
+def shows_pictures(request: ModelRequest) -> bool:
+    """Whether a request is a question about pictures."""
+    return any(message.pictures for message in request.messages)
 
 
 def open_chat(targets: Sequence[Target], options: RequestOptions, gate: Gate, environ: Mapping[str, str]) -> OpenAIChat:
@@ -119,11 +137,10 @@ def _keys(target: Target, environ: Mapping[str, str]) -> list[str]:
     return keys
 
 
-def _estimate(reply: Reply, sent: int) -> Usage:
-    said = len(reply.content) + len(reply.reasoning)
-    said += sum(len(call.name) + len(str(call.arguments)) for call in reply.tool_calls)
-    tokens_in, tokens_out = sent // CHARACTERS_PER_TOKEN, said // CHARACTERS_PER_TOKEN
-    return Usage(input_tokens=tokens_in, output_tokens=tokens_out, total_tokens=tokens_in + tokens_out)
+def _said(reply: Reply) -> int:
+    """Characters of all that a model wrote."""
+    calls = sum(len(call.name) + len(str(call.arguments)) for call in reply.tool_calls)
+    return len(reply.content) + len(reply.reasoning) + calls
 
 
 class _Connection:
@@ -188,7 +205,7 @@ class _Client(openai.AsyncOpenAI):
 
 
 class _HTTPClient(httpx2.AsyncClient):
-    """Hands requests straight to the transport; a redirection, or a user in the address, is left to httpx."""
+    """Hands requests straight to the transport, which follows no redirection; a user in the address is httpx's."""
 
     def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
         super().__init__(transport=transport, timeout=None, headers={"Accept-Encoding": "gzip, deflate"})
@@ -197,9 +214,7 @@ class _HTTPClient(httpx2.AsyncClient):
     async def send(self, request: httpx2.Request, **settings: Any) -> httpx2.Response:
         """See AsyncClient."""
         if not request.url.userinfo:
-            answer = await self._straight.handle_async_request(request)
-            if not answer.has_redirect_location:
-                return answer
+            return await self._straight.handle_async_request(request)
         return await super().send(request, **settings)
 
 

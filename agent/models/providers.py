@@ -83,15 +83,40 @@ def resolve_targets(
     fallback_models: Sequence[str] = (),
     *,
     environ: Mapping[str, str],
+    key_variable: str = API_KEY_VARIABLE,
 ) -> tuple[Target, ...]:
     """The model's endpoint, then those of its fallbacks. Raises UsageProblem, naming the variable of a missing key.
 
     A fallback is a model of the same endpoint, or `provider:model`. A key given as a setting is not in a Target: its
-    user puts it into the environment of the processes that open the model, as `API_KEY_VARIABLE`.
+    user puts it into the environment of the processes that open the model, as `key_variable`.
     """
     name = provider or _provider_of(model, base_url, environ)
-    main = _target(model, name, base_url, api_key, environ)
+    main = _target(model, name, base_url, api_key, environ, key_variable)
     return main, *(_fallback(entry, main, api_key, environ) for entry in fallback_models)
+
+
+def resolve_beside(
+    entry: str,
+    base_url: str,
+    api_key: str,
+    *,
+    main: Target | None,
+    main_key: str,
+    environ: Mapping[str, str],
+    key_variable: str,
+) -> Target:
+    """Another model of the same run, which may have an endpoint and a key of its own. Without a `base_url` it is a
+    model of the main one's endpoint, or `provider:model`; where there is no main one, its name and the keys set tell.
+
+    Raises UsageProblem. `key_variable` is for `api_key`, as in `resolve_targets`; `main_key` is that of the main model.
+    """
+    name, _, model = entry.partition(":")
+    named = bool(model) and name in _table().providers and not base_url
+    provider, model = (name, model) if named else (None, entry)
+    if base_url or main is None or (named and provider != main.provider):
+        return resolve_targets(model, provider, base_url, api_key, environ=environ, key_variable=key_variable)[0]
+    key, variable = (api_key, key_variable) if api_key else (main_key, API_KEY_VARIABLE)
+    return _target(model, main.provider, main.base_url, key, environ, variable)
 
 
 def split_keys(text: str) -> list[str]:
@@ -107,14 +132,22 @@ def listing(environ: Mapping[str, str]) -> list[ListedProvider]:
     ]
 
 
-def _target(model: str, name: str, base_url: str | None, api_key: str | None, environ: Mapping[str, str]) -> Target:
+def _target(
+    model: str,
+    name: str,
+    base_url: str | None,
+    api_key: str | None,
+    environ: Mapping[str, str],
+    key_variable: str = API_KEY_VARIABLE,
+) -> Target:
     row = _row(name)
     url = (base_url or row.base_url).rstrip("/").removesuffix("/chat/completions")
     _check_url(name, url)
     keys = split_keys(api_key or "")
-    variable = API_KEY_VARIABLE if keys else row.key_variable(environ)
+    variable = key_variable if keys else row.key_variable(environ)
     if not variable and not row.keyless:
-        raise UsageProblem(f"provider {name}: no key; set {' or '.join(row.keys)}, or give api_key")
+        setting = key_variable.removeprefix("BATCH_RUNNER_").lower()
+        raise UsageProblem(f"provider {name}: no key; set {' or '.join(row.keys)}, or give {setting}")
     fixed = any(part in model.lower() for part in _table().fixed_temperature)
     return Target(
         model=model,

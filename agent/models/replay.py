@@ -1,7 +1,7 @@
 """`replay:RUN_DIR`: a model that plays the assistant turns of an earlier run. The tools run for real.
 
 A conversation gets the turns of the earlier row with its row_key, else its task_id, and its sample_index: of the last
-try that has any. Read are the run's batch files, or, where there are none, its `trajectories.jsonl`.
+try that has any. Read are the run's batch files, or, where there are none, its merged ones.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ from agent.trajectory import parse_trajectory
 from agent.types import Message, RawCall, Reply, Spend
 from tools.errors import UsageProblem
 
-_BATCH_FILE = re.compile(r"batch_(\d+)\.jsonl")
+_BATCH_FILE = re.compile(r"batch_(\d+)(?:\.children)?\.jsonl")
+_MERGED = ("trajectories.jsonl", "children.jsonl")
 
 
 class _Header(Struct):
@@ -90,7 +91,7 @@ class ReplayModel:
 
 def open_replay(directory: Path, gate: Gate) -> ReplayModel:
     """The model. Raises UsageProblem where there is no run to play."""
-    files = _batch_files(directory) or [path for path in (directory / "trajectories.jsonl",) if path.is_file()]
+    files = _batch_files(directory) or [path for name in _MERGED if (path := directory / name).is_file()]
     if not files:
         raise UsageProblem(f"{directory}: no batch_N.jsonl and no trajectories.jsonl to replay")
     return ReplayModel(files, gate)

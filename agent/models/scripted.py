@@ -4,6 +4,8 @@
     rules:
       - prompt: 'count .* files'     # searched in the prompt (a regular expression), or
         equals: count the files      # the whole prompt
+        task: 'child_0$'             # searched in the task id, too. A child's is its row's with `.child_N` (N from 0
+                                     # over all children of the row); its prompt is its goal and context
         repeat: true                 # past the last turn, that turn again; without, the row ends `script_ended`
         turns:
           - reasoning: Let me look.
@@ -71,15 +73,18 @@ class ScriptTurn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """Turns for the prompts that fit `prompt` or `equals`."""
+    """Turns for the prompts that fit `prompt` or `equals`, of tasks that fit `task`."""
 
     turns: tuple[ScriptTurn, ...]
     prompt: str = ""
     equals: str | None = None
+    task: str = ""
     repeat: bool = False
 
-    def fits(self, text: str) -> bool:
-        """Whether this rule is for a prompt."""
+    def fits(self, text: str, task_id: str) -> bool:
+        """Whether this rule is for a prompt of a task."""
+        if self.task and not re.search(self.task, task_id):
+            return False
         return text == self.equals if self.equals is not None else re.search(self.prompt, text) is not None
 
 
@@ -111,10 +116,11 @@ def load_script(path: Path) -> Script:
 
 
 def _check_pattern(path: Path, number: int, rule: ScriptRule) -> None:
-    try:
-        re.compile(rule.prompt)
-    except re.error as problem:
-        raise UsageProblem(f"{path}: rules[{number}].prompt is no regular expression: {problem}") from problem
+    for name, pattern in (("prompt", rule.prompt), ("task", rule.task)):
+        try:
+            re.compile(pattern)
+        except re.error as problem:
+            raise UsageProblem(f"{path}: rules[{number}].{name} is no regular expression: {problem}") from problem
 
 
 class ScriptedModel:
@@ -167,7 +173,7 @@ class ScriptedModel:
         for message in reversed(request.messages):
             if message.role == "user":
                 for rule in self._script.rules:
-                    if rule.fits(message.content):
+                    if rule.fits(message.content, request.task_id):
                         return rule
         return self._script.default
 

@@ -28,6 +28,10 @@ TRIM_LEVELS = (8000, 2000, 500)
 """Characters that old tool results keep in requests that did not fit, one step after the other."""
 _NEWEST_KEPT = 2  # tool results that only the last step shortens
 
+CHARACTERS_PER_TOKEN = 4
+TOKENS_OF_A_PICTURE = 1000
+"""What a request's size is guessed by where nothing better is known."""
+
 
 def request_body(request: ModelRequest, target: Target, options: RequestOptions, trim: int = 0) -> bytes:
     """The JSON of a chat completion request. `trim`: how many steps of TRIM_LEVELS to take."""
@@ -47,6 +51,13 @@ def request_body(request: ModelRequest, target: Target, options: RequestOptions,
     return msgspec.json.encode(body)
 
 
+def estimated_tokens(request: ModelRequest, body: bytes) -> int:
+    """What a request counts, roughly; a picture's tokens do not come from the length of its bytes."""
+    pictures = [url for message in request.messages for url in message.pictures]
+    text = len(body) - sum(map(len, pictures))
+    return text // CHARACTERS_PER_TOKEN + TOKENS_OF_A_PICTURE * len(pictures)
+
+
 def wire_messages(messages: Iterable[Message], quirks: Quirks) -> Iterator[dict[str, Any]]:
     """The messages as endpoints take them; an assistant turn with neither text nor calls is left out."""
     for message in messages:
@@ -57,6 +68,9 @@ def wire_messages(messages: Iterable[Message], quirks: Quirks) -> Iterator[dict[
                 continue
             case "tool":
                 yield {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.content}
+            case role if message.pictures:
+                pictures = [{"type": "image_url", "image_url": {"url": url}} for url in message.pictures]
+                yield {"role": role, "content": [{"type": "text", "text": message.content}, *pictures]}
             case role:
                 yield {"role": role, "content": message.content}
 

@@ -6,7 +6,8 @@ conversation it already has 2.5, above all the counts of every built-in tool.
 
 Scan and merge are `scan_journal` and `finalize` in a process of their own, files in the page cache, in MB (10^6 bytes)
 of journal a second. The resume is the whole program with `--resume` and nothing left to run: it reads the dataset,
-mends, scans, merges and writes all derived files.
+mends, scans, merges and writes all derived files but the merged one: the merge before has made that, so that it is
+compared, byte by byte, and left as it is.
 """
 
 import hashlib

@@ -52,7 +52,7 @@ async def test_tools_may_be_one_name() -> None:
         (" \n", {}, "the prompt is blank"),
         ("hi", {"max_turns": 0}, "max_turns must be at least 1"),
         ("hi", {"tools": ["no_such_tool"]}, "Unknown tool or toolset 'no_such_tool'"),
-        ("hi", {"tools": ["terminal", "image_gen"]}, "not available here: image_gen"),
+        ("hi", {"tools": ["terminal", "image_gen"]}, "image_gen: a service that makes pictures"),
     ],
 )
 async def test_what_cannot_be_run_is_a_usage_problem(prompt: str, settings: dict[str, Any], problem: str) -> None:

@@ -375,6 +375,31 @@ async def test_dear_replies_never_go_past_the_budget(opened: Open) -> None:
     assert summarizer.spent.cost_usd == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("more", [1.3, 1.9])
+async def test_a_summarizer_that_counts_more_than_we_do_stays_within_the_budget(more: float, opened: Open) -> None:
+    """Prompts of 1,000 tokens by our count, and calls that could all begin at once."""
+    tokens = int(1000 * more)
+    usage = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+    opened.endpoint.latency = 0.05
+    priced = RequestOptions(price_in=1000.0, price_out=0.0)
+    summarizer = await opened({"message": GOOD, "usage": usage}, options=priced, max_cost=20 * more)
+    ask = Ask(prompt="Summarize this.", prompt_tokens=1000, max_tokens=10, metrics=RowMetrics())
+    calls = [summarizer.summarize(ask, row_key=f"id:{number}", remaining=30.0) for number in range(40)]
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert summarizer.spent.cost_usd <= 20 * more
+    made = [end for end in ends if isinstance(end, Summary)]
+    assert 17 <= len(made) == opened.endpoint.stats.requests < 20
+    assert opened.endpoint.stats.peak > 5
+
+
+async def test_what_is_not_reported_counts_in_the_budget(opened: Open) -> None:
+    summarizer = await opened({"message": GOOD, "usage": None}, options=RequestOptions(price_in=1.0, price_out=1.0))
+    made = await summary(summarizer)
+    assert (made.spend.usage, made.spend.cost_usd, made.spend.unreported.replies) == (Usage(), 0.0, 1)
+    later = await opened(max_total_tokens=1000 + made.spend.all_tokens, spent=made.spend)
+    assert (await stopping(later)).reason == "budget"
+
+
 async def test_a_further_try_needs_room_too(opened: Open) -> None:
     empty = {"message": {"content": ""}}
     summarizer = await opened(empty, options=PRICED, max_cost=1.005)

@@ -193,6 +193,7 @@ async def test_a_broken_instance_says_so(world: World, tmp_path: Path) -> None:
     assert "setup command: ended with 9: no such thing" in report.error
     report = await world.judged(tmp_path, SUMS, gold, test_patch=world.instance(DAYS).test_patch)
     assert report.verdict == "unresolved"
+    assert report.error.startswith("the test patch does not apply: error: ")
     with pytest.raises(UsageProblem, match="predictions of no instance: other__one-1"):
         await evaluate([world.instance(SUMS)], [prediction("other__one-1", gold)], world.options(tmp_path))
 

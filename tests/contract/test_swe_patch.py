@@ -7,10 +7,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from swe import patch
-from swe.patch import Patch, changes, take
+from swe.patch import Base, Patch, keep, take
 from tests.contract.environments import ISOLATING, open_sandbox
 from tools.environments.base import Environment
 from tools.errors import ToolError
@@ -56,7 +57,7 @@ async def taken(environment: Environment, work: str, exclude: Sequence[str] = ()
     cwd = await shell(environment, "pwd -P")
     commit = await shell(environment, "git rev-parse HEAD")
     await shell(environment, f"rm -rf {cwd}.clean; cp -a {cwd} {cwd}.clean; {work}")
-    return await take(environment, cwd=cwd, base_commit=commit, exclude=exclude)
+    return await take(environment, Base(cwd, (commit,)), exclude=exclude)
 
 
 def files(root: Path) -> dict[Path, tuple[str, bytes]]:
@@ -162,7 +163,7 @@ async def test_nothing_that_the_agent_set_has_a_say(sandbox: Environment, what: 
     cwd, commit = await here(sandbox), await shell(sandbox, "git rev-parse HEAD")
     await shell(sandbox, TAMPERING[what])
     before = files(cwd / ".git")
-    assert await take(sandbox, cwd=str(cwd), base_commit=commit) == plain
+    assert await take(sandbox, Base(str(cwd), (commit,))) == plain
     assert files(cwd / ".git") == before
     assert not (cwd.parents[1] / "home" / "ran").exists()
 
@@ -172,7 +173,7 @@ async def test_nothing_of_the_repository_is_changed_and_nothing_is_left_over(san
     path = await shell(sandbox, "echo $PATH")
     await shell(sandbox, "echo 1 >>src/a.py; echo 2 >new; git add new; echo 3 >other")
     before = files(cwd / ".git"), files(cwd)
-    assert (await take(sandbox, cwd=str(cwd), base_commit=commit)).data
+    assert (await take(sandbox, Base(str(cwd), (commit,)))).data
     assert (files(cwd / ".git"), files(cwd)) == before
     assert await shell(sandbox, "ls -A $TMPDIR; pwd -P; echo $PATH") == f"{cwd}\n{path}"
 
@@ -192,8 +193,7 @@ async def test_files_are_left_out_by_pattern(sandbox: Environment) -> None:
     assert result.data.count(b"diff --git ") == 1
     again = await take(
         sandbox,
-        cwd=str(await here(sandbox)),
-        base_commit=await shell(sandbox, "git rev-parse HEAD"),
+        Base(str(await here(sandbox)), (await shell(sandbox, "git rev-parse HEAD"),)),
         exclude=["tests/**", "**/reproduce*", "**/it s.*", ":x"],
     )
     assert again == result
@@ -226,7 +226,7 @@ async def test_without_a_repository_there_is_no_patch_and_it_is_said(
 
 async def test_a_commit_has_to_be_one(sandbox: Environment) -> None:
     for commit in ("", "HEAD", "--help", "0" * 40):
-        result = await take(sandbox, cwd=await shell(sandbox, "pwd -P"), base_commit=commit)
+        result = await take(sandbox, Base(await shell(sandbox, "pwd -P"), (commit,)))
         assert result.data == b""
         assert "commit" in result.problem
 
@@ -242,22 +242,86 @@ async def test_a_huge_untracked_file_is_left_out_and_said(
     assert result.problem == "left out, as larger than 1 MB: huge one, n/h"
 
 
-async def test_a_huge_patch_is_refused_and_said(sandbox: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_huge_patch_leaves_out_the_largest_new_files(
+    sandbox: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(patch, "MAX_BYTES", 1_000_000)
-    result = await taken(sandbox, "seq 1 120000 >one; seq 1 120000 >two")
+    work = "seq 1 90000 >one; seq 1 120000 >two; git add two; head -c 700000 /dev/zero >zero; echo 1 >>src/a.py"
+    result = await taken(sandbox, work)
+    assert result.problem == "left out, as the patch would be larger than 1 MB: two"
+    assert sorted(_named(result)) == ["one", "src/a.py", "zero"]
+    result = await taken(sandbox, "seq 1 200000 >gone.txt")
     assert result == Patch(problem="the patch is larger than 1 MB")
+
+
+def _named(result: Patch) -> list[str]:
+    return [line.rpartition(" b/")[2] for line in result.data.decode().splitlines() if line.startswith("diff --git ")]
+
+
+async def test_what_the_set_up_left_may_be_as_large_as_it_likes(
+    sandbox: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patch, "MAX_BYTES", 1_000_000)
+    await shell(sandbox, "seq 1 200000 >huge; for i in 1 2 3; do seq 1 90000 >l$i; done; printf b >odd.u; "
+                "echo '*.u working-tree-encoding=none' >.gitattributes")  # fmt: skip
+    base = await kept(sandbox)
+    await shell(sandbox, "echo 1 >>src/a.py; echo 1 >>huge; rm l2; seq 1 150000 >l3")
+    result = await take(sandbox, base)
+    assert (result.problem, _named(result)) == ("left out, as the patch would be larger than 1 MB: l3", ["src/a.py"])
 
 
 async def test_it_ends_in_time(sandbox: Environment) -> None:
     cwd = str(await here(sandbox))
-    commit = await shell(
-        sandbox, "git rev-parse HEAD; mkdir -p .git/info; rm -f .git/info/exclude; mkfifo .git/info/exclude"
-    )
+    commit = await shell(sandbox, "git rev-parse HEAD; rm .gitignore; mkfifo .gitignore")
     began = time.monotonic()
-    result = await take(sandbox, cwd=cwd, base_commit=commit, seconds=1)
+    result = await take(sandbox, Base(cwd, (commit,)), seconds=1)
     assert result == Patch(problem="the patch could not be taken within 1 s")
     assert time.monotonic() - began < 5
     assert await shell(sandbox, "ls -A $TMPDIR") == ""
+
+
+@pytest.mark.parametrize("pipe", [".git/info/exclude", ".git/index", ".gitmodules", ".git/HEAD", ".git/config"])
+async def test_a_pipe_where_git_has_a_file_stops_nothing(sandbox: Environment, pipe: str) -> None:
+    cwd, commit = str(await here(sandbox)), await shell(sandbox, "git rev-parse HEAD")
+    await shell(sandbox, f"echo 1 >>src/a.py; mkdir -p .git/info; rm -f {pipe}; mkfifo {pipe}")
+    result = await take(sandbox, Base(cwd, (commit,)), seconds=10)
+    assert (result.problem, _named(result)) == ("", ["src/a.py"])
+
+
+@pytest.mark.parametrize("work", ["rm -rf /tmp", "rm -rf /tmp /var/tmp", "chmod 0 /tmp; rm -rf /var/tmp"])
+@pytest.mark.parametrize("backend", ISOLATING)
+async def test_no_folder_for_temporary_files_is_needed(backend: str, work: str) -> None:
+    async with open_sandbox(backend) as environment:
+        await shell(environment, MADE)
+        base = await kept(environment)
+        await environment.run(f"{work}; echo 1 >>src/a.py; rm -rf .git/HEAD", timeout=20)
+        result = await take(environment, base)
+        assert (result.problem, _named(result)) == ("", ["src/a.py"])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ("*.u working-tree-encoding=UTF-16", "fatal: BOM is required in '{}' if encoded as UTF-16"),
+        ("*.u working-tree-encoding=none", "fatal: failed to encode '{}' from none to UTF-8"),
+        ("*.u working-tree-encoding", "fatal: true/false are no valid working-tree-encodings"),
+    ],
+)
+async def test_an_encoding_that_git_cannot_follow_costs_nothing(
+    sandbox: Environment, attributes: str, said: str
+) -> None:
+    good = "printf '\\377\\376a\\000\\n\\000' >good.v; echo '*.v working-tree-encoding=UTF-16' >.gitattributes"
+    plain = await taken(sandbox, f"{good}; echo 1 >>src/a.py")
+    assert b"+a\n" in plain.data, "as git has it"
+    await shell(sandbox, "git checkout -q .; rm good.v .gitattributes")
+    odd = "printf 'a\\000\\n\\000' >\"it's.u\"; printf 'b\\n' >second.u"
+    result = await taken(sandbox, f"{good}; echo '{attributes}' >>.gitattributes; {odd}; echo 1 >>src/a.py")
+    assert result.problem.startswith("not added as .gitattributes has it: fatal: ")
+    assert said.format("it's.u") in result.problem or said.format("second.u") in result.problem
+    assert set(_named(result)) == {"src/a.py", ".gitattributes", "it's.u", "second.u", "good.v"}
+    assert ";" not in result.problem, "it applies"
+    if said.count("{}"):
+        assert b"+a\n" in result.data
 
 
 async def test_what_git_cannot_add_is_said_and_costs_no_other_file(sandbox: Environment) -> None:
@@ -278,7 +342,7 @@ async def test_submodules(sandbox: Environment) -> None:
     assert b"new file mode 160000" in added.data
     await shell(sandbox, f"{COMMIT} -m lib")
     moved = await taken(sandbox, f"cd lib; echo 2 >>f; {COMMIT} -am 2; echo 3 >g; git add g; cd ..")
-    assert moved.problem == ""
+    assert moved.problem == "not in the patch, as only the submodule's own folder has it: lib"
     assert moved.data.count(b"Subproject commit") == 2
     assert await taken(sandbox, "git -C lib reset -q --hard HEAD~1") == Patch()
     gone = await taken(sandbox, "rm -rf lib")
@@ -286,26 +350,121 @@ async def test_submodules(sandbox: Environment) -> None:
     assert b"deleted file mode 160000" in gone.data
 
 
+async def test_what_only_a_submodules_folder_has_is_said(sandbox: Environment) -> None:
+    lib = await shell(
+        sandbox, f"git init -q ../lib; cd ../lib; echo 1 >f; git add f; {COMMIT} -m 1; git rev-parse HEAD"
+    )
+    await shell(sandbox, f"cd ../repo; git update-index --add --cacheinfo 160000,{lib},'a lib'; mkdir -p 'a lib'; "
+                f"git update-index --add --cacheinfo 160000,{lib},other; {COMMIT} -m lib")  # fmt: skip
+    result = await taken(sandbox, "echo 1 >'a lib/new'; echo 1 >>src/a.py")
+    assert result.problem == "not in the patch, as only the submodule's own folder has it: a lib"
+    assert _named(result) == ["src/a.py"] or b"deleted file mode 160000" in result.data
+    await shell(sandbox, "git checkout -q src; rm 'a lib/new'; git clone -q ../lib 'a lib'; git clone -q ../lib other")
+    assert await taken(sandbox, "echo") == Patch()
+    result = await taken(sandbox, f"cd other; echo 2 >f; {COMMIT} -am 2; cd ..")
+    assert result.problem == "not in the patch, as only the submodule's own folder has it: other"
+    assert _named(result) == ["other"]
+
+
+async def kept(environment: Environment, *more: str) -> Base:
+    cwd, commit = str(await here(environment)), await shell(environment, "git rev-parse HEAD")
+    return await keep(environment, cwd=cwd, bases=[commit, *more])
+
+
 async def test_what_was_there_before_is_no_part_of_it(sandbox: Environment) -> None:
     """Nor has it to be there still in the repository when the patch is taken."""
-    cwd, commit = str(await here(sandbox)), await shell(sandbox, "git rev-parse HEAD")
-    assert await changes(sandbox, cwd=cwd, base_commit=commit) == b""
-    await shell(sandbox, f"{WORK['png']}; {WORK['odd names']}; echo set >>src/a.py; rm gone.txt; mkdir build; "
-                "echo 1 >build/b; git add -f build; seq 9 >made.txt")  # fmt: skip
-    before = await changes(sandbox, cwd=cwd, base_commit=commit)
-    assert await take(sandbox, cwd=cwd, base_commit=commit, before=before) == Patch()
-    await shell(sandbox, f"cp -a {cwd} {cwd}.clean; sed -i s/set/own/ src/a.py; echo 1 >>made.txt; rm -f docs/new.png; "
-                "echo back >gone.txt; echo 2 >new; git gc -q --prune=now")  # fmt: skip
-    result = await take(sandbox, cwd=cwd, base_commit=commit, before=before)
-    assert_whole(result, Path(cwd))
-    assert result.data.count(b"diff --git ") == 5
-
-
-async def test_without_the_commit_nothing_can_have_been_there_before(sandbox: Environment) -> None:
     cwd = str(await here(sandbox))
-    for where, commit in ((cwd, "0" * 40), (cwd, ""), (f"{cwd}/src", await shell(sandbox, "git rev-parse HEAD"))):
+    await shell(sandbox, f"{WORK['png']}; {WORK['odd names']}; echo set >>src/a.py; rm gone.txt; mkdir build; "
+                "echo 1 >build/b; git add -f build; seq 9 >made.txt; cp -a . ../repo.clean")  # fmt: skip
+    assert await take(sandbox, await kept(sandbox)) == Patch()
+    base = await kept(sandbox)
+    await shell(sandbox, "sed -i s/set/own/ src/a.py; rm -f docs/new.png made.txt; echo 2 >new; git gc -q --prune=now")
+    result = await take(sandbox, base)
+    assert result.data.count(b"diff --git ") == 2, "what only the set-up made is no deletion of the model's"
+    assert "does not apply to the commit alone, without what was made before: error: patch failed: src/a.py" in (
+        result.problem
+    )
+    await shell(sandbox, f"rm {cwd}.clean/docs/new.png {cwd}.clean/made.txt")
+    assert_whole(msgspec.structs.replace(result, problem=""), Path(cwd))
+
+
+async def test_a_file_that_only_the_set_up_made_cannot_be_changed_unnoticed(sandbox: Environment) -> None:
+    await shell(sandbox, "seq 9 >made.txt; mkdir both; echo 1 >both/it; seq 5 >other.txt")
+    base = await kept(sandbox)
+    await shell(sandbox, "rm -r other.txt both; echo 1 >both; echo 1 >>src/a.py")
+    result = await take(sandbox, base)
+    assert (result.problem, result.data.count(b"diff --git ")) == ("", 2)
+    base = await kept(sandbox)
+    await shell(sandbox, "echo more >>made.txt")
+    result = await take(sandbox, base)
+    assert result.data.count(b"diff --git ") == 1
+    assert result.problem == (
+        "the patch does not apply to the commit alone, without what was made before: "
+        "error: made.txt: does not exist in index"
+    )
+
+
+async def test_one_of_the_commits_is_enough(sandbox: Environment) -> None:
+    """A set-up may check out the one that is asked for."""
+    base = await shell(sandbox, "git rev-parse HEAD")
+    await shell(sandbox, f"echo later >>src/a.py; {COMMIT} -am later; git checkout -q HEAD~1")
+    later = await shell(sandbox, "git rev-parse main")
+    asked = await keep(sandbox, cwd=str(await here(sandbox)), bases=[later, base])
+    await shell(sandbox, "echo own >>src/a.py")
+    result = await take(sandbox, asked)
+    assert (result.problem, result.data.count(b"\n+own")) == ("", 1)
+
+
+LOST = [
+    "rm -rf .git",
+    "rm -rf .git; git init -q",
+    "rm -rf .git/objects",
+    "rm -rf .git; echo nonsense >.git",
+    f"git checkout -q --orphan o; {COMMIT} -am o; git branch -D main; git reflog expire --expire=now --all; "
+    "git gc -q --prune=now",
+]
+
+
+@pytest.mark.parametrize("work", LOST)
+async def test_the_repository_may_be_gone_by_then(sandbox: Environment, work: str) -> None:
+    plain = await taken(sandbox, "printf '    # more\n' >>src/a.py; echo 1 >n; rm gone.txt")
+    await shell(sandbox, "git checkout -q .; rm n; echo set >made")
+    base = await kept(sandbox)
+    await shell(sandbox, f"printf '    # more\n' >>src/a.py; echo 1 >n; rm gone.txt; {work}")
+    assert await take(sandbox, base) == plain
+    assert await shell(sandbox, "ls -A $TMPDIR") == ""
+
+
+async def test_what_was_kept_may_be_gone_too(sandbox: Environment) -> None:
+    base = await kept(sandbox)
+    await shell(sandbox, "rm -rf $TMPDIR; echo 1 >n")
+    result = await take(sandbox, base)
+    assert (result.problem, result.data.count(b"diff --git ")) == ("", 1)
+    await shell(sandbox, "echo 1 >made")
+    base = await kept(sandbox)
+    await shell(sandbox, "rm -rf $TMPDIR; echo 1 >more")
+    result = await take(sandbox, base)
+    assert result.problem == "what had been there before is in the patch: what was kept of it is gone"
+    assert result.data.count(b"diff --git ") == 3
+
+
+async def test_keeping_changes_nothing(sandbox: Environment) -> None:
+    await shell(sandbox, "git gc -q; echo 1 >n; git add n; echo 2 >m")
+    cwd = await here(sandbox)
+    before = files(cwd / ".git"), files(cwd)
+    base = await kept(sandbox)
+    await shell(sandbox, f"git --git-dir={base.kept}/git fsck --no-dangling {base.tree}; echo 3 >o")
+    assert (await take(sandbox, base)).data
+    await shell(sandbox, "rm o")
+    assert (files(cwd / ".git"), files(cwd)) == before
+
+
+async def test_without_the_commit_nothing_can_be_kept(sandbox: Environment) -> None:
+    cwd, commit = str(await here(sandbox)), await shell(sandbox, "git rev-parse HEAD")
+    for where, bases in ((cwd, ["0" * 40]), (cwd, []), (f"{cwd}/src", [commit])):
         with pytest.raises(ToolError):
-            await changes(sandbox, cwd=where, base_commit=commit)
+            await keep(sandbox, cwd=where, bases=bases)
+    assert await shell(sandbox, "ls -A $TMPDIR") == ""
 
 
 @pytest.mark.parametrize("backend", ISOLATING)

@@ -33,7 +33,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def journal(directory: Path) -> list[dict[str, Any]]:
     """All rows of all batch files."""
-    return [row for path in sorted(directory.glob("batch_*.jsonl")) for row in read_lines(path)]
+    return [row for path in sorted(directory.glob("batch_*[0-9].jsonl")) for row in read_lines(path)]
 
 
 def merged(directory: Path) -> list[dict[str, Any]]:
@@ -115,12 +115,15 @@ class Program:
 
 
 def _is_worker(process: psutil.Process, parent: int, marks: Sequence[str]) -> bool:
+    """A child of the fork server. What a worker is just starting looks like a worker, but is a child of one."""
     try:
-        above = process.parent()
+        server = process.parent()
+        above = server and server.parent()
         return (
             process.pid != parent
-            and above is not None
-            and "forkserver" in " ".join(above.cmdline())
+            and server is not None
+            and "forkserver" in " ".join(server.cmdline())
+            and (above is None or "forkserver" not in " ".join(above.cmdline()))
             and not any(mark in " ".join(process.cmdline()) for mark in marks[1:])
         )
     except psutil.NoSuchProcess:
@@ -133,6 +136,14 @@ def run_program(
     """Exit code, stdout, stderr of a whole run."""
     with Program(*flags, home=home, stdin=stdin, **variables) as program:
         return program.end(timeout)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_until(true: Callable[[], object], seconds: float = 20) -> None:

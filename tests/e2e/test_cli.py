@@ -76,7 +76,7 @@ MISTAKES = {
     "unknown distribution": (["--enabled_toolsets=", "--distribution=defalt"], "did you mean default?"),
     "unknown toolset": (["--disabled_toolsets=terminl"], "did you mean terminal?"),
     "unknown backend": (["--container_backend=dockr"], "did you mean docker"),
-    "tools that are not here": (["--enabled_toolsets=image_gen"], "not available here: image_gen"),
+    "tools that are not here": (["--enabled_toolsets=image_gen"], "enabled_toolsets: image_gen lacks a service"),
     "no tool is left": (["--disabled_toolsets=terminal"], "leaves no tool of enabled_toolsets"),
     "no tool of a distribution is left": (
         ["--enabled_toolsets=", "--distribution=terminal_only", "--disabled_toolsets=terminal,process,file"],

@@ -27,6 +27,7 @@ from tests.e2e.compressing import (
 )
 from tests.e2e.program import ROOT, Program, read_lines, wait_until, write_dataset
 from tests.endpoint import EndpointProcess
+from tests.unit.tokenizers_made import make_tokenizer
 
 QUICK = ("--retry_delay=0.01", "--max_retries=2", "--quiet", *SMALL)
 SAID = {"message": {"content": SUMMARY}}
@@ -85,6 +86,9 @@ def test_without_a_summary_a_row_stays_as_it_was_and_is_tried_again(kind: str, f
         code, out, err = compress(*again.split()[2:], home=folder)
         assert code == 0, out + err
         assert endpoint.stats()["requests"] == 3 * 2 + 3
+    rows_told = metrics_of(folder / "out.jsonl")
+    assert [each["summarization_api_calls"] for each in rows_told] == [3, 0, 3, 3]
+    assert [each["summarization_errors"] for each in rows_told] == [2, 0, 2, 2]
     assert [each["was_compressed"] for each in metrics_of(folder / "out.jsonl")] == [True, False, True, True]
     assert not any(each["failed"] or each["error"] for each in metrics_of(folder / "out.jsonl"))
     told = file_metrics(folder / "out_metrics.json")["summarization"]
@@ -201,6 +205,23 @@ def test_a_budget(folder: Path) -> None:
         assert code == 0, out + err
         assert endpoint.stats()["requests"] == 30
     assert file_metrics(folder / "out_metrics.json")["summarization"]["requests"] == 30
+
+
+def test_what_is_not_reported_counts_in_the_budget_of_a_resume_too(folder: Path) -> None:
+    write_dataset(folder / "in.jsonl", rows(30))
+    prices = ("--price_in=100", "--price_out=100", "--max_cost=1")
+    with EndpointProcess(rules=[{**SAID, "usage": None}]) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *QUICK, *prices, home=folder)
+        assert code == 3, out + err
+        requests = endpoint.stats()["requests"]
+        assert 0 < requests < 30
+        told = file_metrics(folder / "out_metrics.json")["summarization"]
+        assert (told["cost_usd"], told["unreported"]["replies"]) == (0.0, requests)
+        assert 0.7 < told["unreported"]["cost_usd"] <= 1.0
+        assert f"{requests} replies without usage, by estimate" in out
+        assert compress(*against(endpoint.url), *QUICK, *prices, "--resume", home=folder)[0] == 3
+        assert endpoint.stats()["requests"] == requests
+    assert file_metrics(folder / "out_metrics.json")["summarization"]["unreported"] == told["unreported"]
 
 
 def test_a_price_that_nobody_knows(folder: Path) -> None:
@@ -399,6 +420,36 @@ def test_two_signals_end_it_at_once(folder: Path) -> None:
         assert time.monotonic() - began < 5
         assert code == 130, out + err
         assert out.splitlines()[-1].endswith("--resume")
+        assert finished(folder, "summary") == 3
+        endpoint.set_rules([SAID])
+        assert compress(*against(endpoint.url), *QUICK, "--resume", home=folder)[0] == 0
+        assert endpoint.stats()["requests"] == 6
+    told = file_metrics(folder / "out_metrics.json")["summarization"]
+    assert (told["requests"], told["total_errors"]) == (6, 3)
+    assert sum(each["summarization_api_calls"] for each in metrics_of(folder / "out.jsonl")) == 6
+
+
+@pytest.mark.parametrize("given", ["in.jsonl", "-"])
+def test_a_run_that_is_cut_off_before_anything_names_only_what_is_there(given: str, folder: Path) -> None:
+    slow = SLOW.replace("3 if summaries else 0", "30")
+    flags = [f"--input={given}", "--output=out.jsonl", summarizer(folder), *SMALL]
+    with Program(
+        *flags,
+        home=folder,
+        script=SCRIPT,
+        stdin=(folder / "in.jsonl").read_bytes() if given == "-" else None,
+        PYTHONPATH=started_with(folder, slow),
+    ) as program:
+        wait_until((folder / "out.jsonl.work" / "run.json").exists)
+        time.sleep(1)
+        program.interrupt()
+        time.sleep(0.3)
+        program.interrupt()
+        code, out, err = program.end()
+    assert code == 130, out + err
+    assert not (folder / "out.jsonl.work").exists()
+    assert "journal" not in out
+    assert f"--input={given} " in out.splitlines()[-1]
 
 
 def test_a_signal_while_the_output_is_written(folder: Path) -> None:
@@ -461,6 +512,37 @@ def test_what_has_results_wants_a_word(folder: Path) -> None:
     assert code == 2
     assert f"{folder}/moved.jsonl is not what {folder}/in.jsonl was" in err
     assert (folder / "out.jsonl").read_bytes() == before
+
+
+def test_another_tokenizer_of_the_same_name_is_another_run(folder: Path) -> None:
+    made = make_tokenizer(folder)
+    for number, name in enumerate((made.name, ".")):
+        flags = ["--input=in.jsonl", f"--output={number}.jsonl", "--strategy=drop", f"--tokenizer=./{name}", *SMALL]
+        assert compress(*flags, home=folder)[0] == 0
+        assert compress(*flags, "--resume", home=folder)[0] == 0
+        made.write_bytes(made.read_bytes() + b"\n")
+        code, _, err = compress(*flags, "--resume", home=folder)
+        assert code == 2
+        assert "tokenizer_file was" in err
+
+
+def test_another_template_of_the_same_name_is_another_run(folder: Path) -> None:
+    template, beside = folder / "chat.jinja", folder / "tokenizer_config.json"
+    template.write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    flags = ["--input=in.jsonl", "--output=o.jsonl", "--strategy=drop", "--chat_template=chat.jinja", *SMALL]
+    beside.write_text("{}")
+    assert compress(*flags, home=folder)[0] == 0
+    for path, text, named in (
+        (beside, '{"bos_token": "<s>"}', "tokenizer_config was"),
+        (template, "x", "chat_template"),
+    ):
+        before = path.read_text()
+        path.write_text(text)
+        code, _, err = compress(*flags, "--resume", home=folder)
+        assert code == 2
+        assert named in err
+        path.write_text(before)
+    assert compress(*flags, "--resume", home=folder)[0] == 0
 
 
 def test_a_file_in_the_place_of_an_output_is_not_overwritten(folder: Path) -> None:

@@ -193,6 +193,26 @@ def test_lines_of_every_kind(tmp_path: Path) -> None:
     assert {each["text"] for each in read_lines(tmp_path / "o.jsonl")} == {"\u2028\u0085"}
 
 
+@pytest.mark.parametrize("output", [".", "./", "../here", "below/.."])
+def test_the_folder_where_one_is(output: str, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    (here / "below").mkdir(parents=True)
+    write_dataset(tmp_path / "in.jsonl", [row(0)])
+    code, _, err = compress("--input=../in.jsonl", f"--output={output}", *DROP, home=here)
+    assert code == 0, err
+    assert ids(here / "in.jsonl") == ["t0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "here.work", "in.jsonl"]
+
+
+@pytest.mark.parametrize(("levels", "is_bad"), [(197, False), (250, True), (900, True), (5000, True)])
+def test_how_deep_a_row_may_be_nested(levels: int, is_bad: bool, tmp_path: Path) -> None:
+    nested = "[" * levels + "]" * levels
+    (tmp_path / "in.jsonl").write_text(f'{json.dumps(row(0))[:-1]}, "more": {nested}}}')
+    code, _, err = compress("--input=in.jsonl", "--output=o.jsonl", *DROP, home=tmp_path)
+    assert code == (2 if is_bad else 0), err
+    assert ("in.jsonl:1: nested deeper than 200 levels" in err) == is_bad
+
+
 def test_bad_rows_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
     good = json.dumps(row(0))
     bad = ["[1]", "{", '{"a": NaN}', '"text"', '{"a": 1e999}', '{"a": 1} x']
@@ -252,6 +272,11 @@ def test_a_sample_keeps_the_order_and_is_the_seeds(tmp_path: Path) -> None:
         (("--input=in.jsonl", "--output_suffix=/x"), "output_suffix"),
         (("--input=-",), "--output"),
         (("--input=in.jsonl", "--output=-"), "not -"),
+        (("--input=in.jsonl", "--output=/"), "output /: expected a file or a directory"),
+        (("--input=/", "--output_suffix=x"), "input /: expected a file or a directory"),
+        (("--input=in.jsonl", "--output=."), "is an input"),
+        (("--input=in.jsonl", "--output=./two/.."), "is an input"),
+        (("--input=in.jsonl", "--output=full"), "full/in.jsonl is a directory"),
         (("--input=two", "--output=o.jsonl"), "expected a directory"),
         (("--input=two", "--output=two"), "one of the inputs the next time"),
         (("--input=two/../two/", "--output=two/c/../"), "one of the inputs the next time"),
@@ -275,6 +300,7 @@ def test_places_that_cannot_be(flags: tuple[str, ...], told: str, tmp_path: Path
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_dataset(tmp_path / name, [row(0)])
     (tmp_path / "empty").mkdir()
+    (tmp_path / "full" / "in.jsonl").mkdir(parents=True)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     code, out, err = compress(*flags, "--strategy=drop", home=tmp_path)
     assert (code, out) == (2, ""), err

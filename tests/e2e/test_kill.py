@@ -132,7 +132,8 @@ def kill_a_worker(program: Program, dice: random.Random) -> int:
 def assert_as(uninterrupted: dict[str, Any], bench: Bench) -> None:
     assert ids(merged(bench.directory)) == [f"row{number}" for number in range(ROWS)]
     assert max(Counter(ids([row for row in bench.journal() if row["status"] == "completed"])).values()) == 1
-    assert bench.outcome() == uninterrupted
+    errors = [(row["task_id"], row["status"], row["error"]) for row in bench.journal() if row["error"]]
+    assert bench.outcome() == uninterrupted, errors
     assert not bench.sandboxes()
 
 

@@ -240,6 +240,22 @@ def test_the_budget_of_a_run(tmp_path: Path) -> None:
     assert json.loads((second.directory / "metrics.json").read_bytes())["cost_usd"] == stats["requests"]
 
 
+def test_what_is_not_reported_counts_in_the_budget_of_a_resume_too(tmp_path: Path) -> None:
+    flags = ("--price_in=1000", "--price_out=1000", "--concurrency=1", "--max_cost=5")
+    with EndpointProcess([{"message": {"content": "done"}, "usage": None}]) as endpoint:
+        first = run_against(endpoint.url, tmp_path, prompts(40), *flags)
+        requests = endpoint.stats()["requests"]
+        second = run_against(endpoint.url, tmp_path, prompts(40), *flags, "--resume")
+        assert endpoint.stats()["requests"] == requests
+    assert (first.code, second.code) == (3, 3), first.err
+    assert 0 < requests < 40
+    told = json.loads((second.directory / "metrics.json").read_bytes())
+    assert (told["cost_usd"], told["usage"]["total_tokens"], told["unreported"]["replies"]) == (0.0, 0, requests)
+    assert told["unreported"]["cost_usd"] >= 5
+    assert f"{requests} replies without usage" in second.out
+    assert all(row["cost_usd"] == 0.0 for row in second.rows.values())
+
+
 def test_an_unknown_price_and_a_budget_are_refused(tmp_path: Path) -> None:
     with EndpointProcess() as endpoint:
         ran = run_against(endpoint.url, tmp_path, ["one"], "--max_cost=5")

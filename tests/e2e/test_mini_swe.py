@@ -165,18 +165,32 @@ def test_instances_come_with_their_repository_and_leave_a_patch(tmp_path: Path) 
 
 
 def test_what_is_missing_in_the_predictions_is_said(tmp_path: Path) -> None:
-    flags = [*instances(tmp_path, 3), "--run_name=r", model(tmp_path, *turns("rm -rf .git", END))]
+    flags = [*instances(tmp_path, 3), "--run_name=r", model(tmp_path, *turns("rm -rf .git $TMPDIR", END))]
     code, _, err = swe(tmp_path, *flags, "--split=test")
     assert code == 0, err
-    assert "notice: --split test: no row of instances.jsonl has a split" in err
+    assert f"notice: --split test: no row of {tmp_path}/instances.jsonl has a split" in err
     assert "no patch could be taken of 3 rows, such as made__sums-0: the repository is gone" in err
     metrics = json.loads((tmp_path / "data" / "r" / "metrics.json").read_bytes())
     assert metrics["patches_not_taken"] == 3
+    for path in (tmp_path / "data" / "r" / "patches").iterdir():
+        path.unlink()
+    code, _, err = swe(tmp_path, "--finalize", "--run_name=r")
+    assert (code, "no file in" in err) == (0, False), "it is said already"
     code, _, err = swe(tmp_path, *flags, "--slice=0:1", "--resume")
     assert code == 0, err
     assert "2 rows of this run are not in the predictions" in err
     assert list(predictions(tmp_path / "data" / "r")) == ["made__sums-0"]
     assert "has a split" not in err
+
+
+def test_a_patch_that_is_gone_is_no_empty_prediction_unnoticed(tmp_path: Path) -> None:
+    code, _, err = swe(tmp_path, *instances(tmp_path, 3), "--run_name=r", model(tmp_path))
+    assert (code, "warning" in err) == (0, False), err
+    (tmp_path / "data" / "r" / "patches" / "made__sums-1.1.diff").unlink()
+    code, _, err = swe(tmp_path, "--finalize", "--run_name=r")
+    assert code == 0, err
+    assert "1 row has no file in data/r/patches, such as made__sums-1: no patch is predicted" in err
+    assert [bool(patch) for patch in predictions(tmp_path / "data" / "r").values()] == [True, False, True]
 
 
 @pytest.mark.parametrize("output", ["instances.jsonl", "data/r/run.json", "data/other/all_preds.jsonl"])
@@ -188,8 +202,9 @@ def test_a_copy_of_the_rows_replaces_nothing_that_is_needed(output: str, tmp_pat
     before = {path: path.read_bytes() for path in tmp_path.glob("data/*/*")} | {
         tmp_path / "instances.jsonl": (tmp_path / "instances.jsonl").read_bytes()
     }
-    code, _, err = swe(tmp_path, *asked, "--run_name=r", f"--output_file={output}", model(tmp_path))
-    assert (code, f"--output_file {output}" in err) == (2, True), err
+    for more in ([], ["--dry_run"]):
+        code, _, err = swe(tmp_path, *asked, "--run_name=r", f"--output_file={output}", model(tmp_path), *more)
+        assert (code, f"--output_file {output}" in err) == (2, True), err
     assert not journal(tmp_path / "data" / "r")
     assert {path: path.read_bytes() for path in before} == before
 
@@ -208,6 +223,7 @@ def test_an_instance_that_cannot_be_worked_on_is_named(
 ) -> None:
     code, _, err = swe(tmp_path, *instances(tmp_path, 1, **fault), "--run_name=r", model(tmp_path), *flags)
     assert (code, said in err) == (2, True), err
+    assert not (tmp_path / "data").exists(), "nothing is left of it"
 
 
 def test_what_the_setup_made_is_no_part_of_the_patch(tmp_path: Path) -> None:
@@ -219,6 +235,21 @@ def test_what_the_setup_made_is_no_part_of_the_patch(tmp_path: Path) -> None:
     assert [line for line in patch.splitlines() if line[0] == "+"] == [
         "+++ b/built.txt", "+own", "+++ b/notes.txt", "+more"
     ]  # fmt: skip
+    (row,) = journal(tmp_path / "data" / "r")
+    assert "does not apply to the commit alone" in row["error"], "built.txt is not there where it is submitted"
+
+
+def test_a_setup_may_go_elsewhere_and_commit(tmp_path: Path) -> None:
+    setup = (
+        "mkdir sub; cd sub; echo 1 >made; export SET=yes; git add -A; git -c user.name=n -c user.email=e commit -qm s"
+    )
+    steps = turns("rm -r sub; echo $SET more >>notes.txt; rm -rf .git", END)
+    code, _, err = swe(tmp_path, *instances(tmp_path, 1, setup=setup), "--run_name=r", model(tmp_path, *steps))
+    assert code == 0, err
+    patch = predictions(tmp_path / "data" / "r")["made__sums-0"]
+    check(tmp_path, patch)
+    assert [line for line in patch.splitlines() if line[0] in "+-"][1:] == ["+++ b/notes.txt", "+yes more"]
+    assert [row["error"] for row in journal(tmp_path / "data" / "r")] == [""]
 
 
 @pytest.mark.parametrize("setup", ["rm -rf .git", "rm -rf .git; git init -q"])
@@ -478,6 +509,10 @@ def test_an_evaluation_that_was_interrupted_goes_on(tmp_path: Path) -> None:
 
     run_dir = tmp_path / "data" / "r"
     told = (run_dir / "evaluation.json").read_bytes()
+    (tmp_path / "elsewhere").mkdir()
+    flags = ["--finalize", "--evaluate", f"--output={run_dir}"]
+    code, out, err = swe(tmp_path / "elsewhere", *flags)
+    assert (code, "evaluated  resolved 2" in out) == (0, True), err
     code, out, err = swe(tmp_path, "--finalize", "--run_name=r")
     assert (code, "evaluated  resolved 2" in out) == (0, True), err
     assert (run_dir / "evaluation.json").read_bytes() == told

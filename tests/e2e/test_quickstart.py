@@ -70,7 +70,9 @@ def test_a_second_quickstart_under_the_same_name_is_refused_and_can_be_resumed(t
 
 def test_every_prompt_has_one_rule_and_every_rule_a_prompt() -> None:
     script = load_script(EXAMPLES / "quickstart_script.yaml")
-    fitting = [[rule.fits(row["prompt"]) for rule in script.rules] for row in lines(EXAMPLES / "quickstart.jsonl")]
+    fitting = [
+        [rule.fits(row["prompt"], row["id"]) for rule in script.rules] for row in lines(EXAMPLES / "quickstart.jsonl")
+    ]
     assert [sum(each) for each in fitting] == [1] * len(fitting)
     assert [sum(each) for each in zip(*fitting, strict=True)] == [1] * len(script.rules)
 

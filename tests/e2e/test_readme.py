@@ -13,6 +13,7 @@ from compression.program import page as compressor_page
 from swe.settings import swe_options
 from tests.e2e.program import ROOT, environment, read_lines
 from tests.endpoint import EndpointProcess
+from tools.toolsets import TOOLSETS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL_BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
@@ -86,6 +87,12 @@ def test_the_example_output_is_what_a_run_prints(checkout: Path) -> None:
     shown = run(["python", "batch_runner.py", "--config", config, "--run_name", "shown"], checkout)
     example = re.sub(r"quickstart-\d+T\d+Z", "shown", README)
     assert [line for line in shown.splitlines() if line not in example] == []
+
+
+def test_the_table_of_toolsets_is_the_programs() -> None:
+    rows = [line.split("|") for line in README.partition("## Toolsets\n")[2].partition("\n```\n")[0].splitlines()]
+    table = {row[1].strip(" `"): tuple(re.findall(r"`(\w+)`", row[2])) for row in rows if len(row) > 3}
+    assert {name: tools for name, tools in table.items() if name in TOOLSETS} == TOOLSETS
 
 
 def test_the_map_names_what_is_there() -> None:

@@ -11,7 +11,7 @@ from agent.row import Row, RowMetadata, ToolCount, Turn, encode_row
 from batch.dataset import Dataset, open_dataset, scan
 from batch.messages import Job
 from batch.store import RunDirectory
-from tools.toolsets import BUILT_IN_TOOLS, resolve_names
+from tools.toolsets import BUILT_IN, BUILT_IN_TOOLS
 
 THOUGHT = "<think>\nhm\n</think>\ndone"
 THOUGHTLESS = "<think>\n</think>\ndone"
@@ -21,7 +21,7 @@ def dataset_of(path: Path, rows: Iterable[Any]) -> Dataset:
     """A scanned dataset of these rows (objects, or lines as they are)."""
     path.write_bytes(b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows))
     dataset = open_dataset(str(path))
-    scan(dataset, resolve_names)
+    scan(dataset, BUILT_IN.resolve_names)
     return dataset
 
 

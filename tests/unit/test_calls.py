@@ -5,9 +5,9 @@ import pytest
 from agent.calls import check_call, split_calls
 from agent.text import clean
 from agent.types import RawCall
-from tools.toolsets import select_tools
+from tools.toolsets import BUILT_IN
 
-TOOLS = {tool.spec.name: tool for tool in select_tools(["terminal", "write_file"])}
+TOOLS = {tool.spec.name: tool for tool in BUILT_IN.select(["terminal", "write_file"])}
 
 
 def check(arguments: object, name: str = "terminal", *, cut: bool = False) -> tuple[str, dict[str, object]]:

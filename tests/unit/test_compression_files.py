@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from compression.run import Room
 from compression.store import Ended, Paid, RowKey, WorkFolder, output_file, record_line
 from compression.types import RowMetrics
 from tools.environments.owner import current_owner
+from tools.errors import UsageProblem
 
 SPEND = Spend(requests=2, usage=Usage(input_tokens=5, total_tokens=5), cost_usd=0.5)
 
@@ -115,6 +117,59 @@ def test_the_journal_says_what_was_paid_for(tmp_path: Path) -> None:
     assert found.place(RowKey(1, 0)) == -1
     found.retry_failed()
     assert (found.ended, found.failed, found.place(RowKey(0, 0))) == (2, 0, -1)
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "file",
+        "row",
+        "errors",
+        "metrics.original_tokens",
+        "metrics.passes",
+        "spend.requests",
+        "spend.usage.input_tokens",
+    ],
+)
+def test_a_record_with_a_number_below_nothing_is_foreign(more: str, tmp_path: Path) -> None:
+    folder = WorkFolder(tmp_path)
+    record = {"type": "row", "file": 0, "row": 0, "sha": "s", "metrics": {}}
+    *objects, name = more.split(".")
+    value: Any = {name: -1}
+    for each in reversed(objects):
+        value = {each: value}
+    folder.journal_path.write_text(f"{json.dumps(record)}\n{json.dumps(record | value)}\n")
+    found = folder.records([1])
+    assert (found.ended, found.foreign) == (1, 1)
+
+
+@pytest.mark.parametrize("lacks", ["written", "inputs", "settings", "seconds", "started_at", "format"])
+def test_a_manifest_that_lacks_something_cannot_be_read(lacks: str, tmp_path: Path) -> None:
+    folder = WorkFolder(tmp_path)
+    told = {"format": 1, "started_at": "", "seconds": 0.0, "settings": {}, "inputs": [], "written": []}
+    folder.journal_path.write_text("{}\n")
+    folder.manifest_path.write_text(json.dumps(told))
+    assert folder.known_manifest() == told
+    del told[lacks]
+    folder.manifest_path.write_text(json.dumps(told))
+    with pytest.raises(UsageProblem, match=r"run\.json cannot be read"):
+        folder.known_manifest()
+
+
+def test_a_failed_end_is_among_what_a_row_goes_on_from(tmp_path: Path) -> None:
+    folder, key = WorkFolder(tmp_path), RowKey(0, 0)
+    told: list[Ended | Paid] = [
+        Paid(sha="s", text="one", spend=SPEND),
+        Paid(sha="s", problem="too long", tries=2, withdraws=True),
+        Ended(file=0, row=0, sha="s", metrics=RowMetrics(failed=True), spend=SPEND, errors=2),
+        Paid(sha="s", problem="interrupted", spend=SPEND, tries=0),
+    ]
+    folder.journal_path.write_bytes(b"".join([record_line(each) for each in told]))
+    found = folder.records([1])
+    found.retry_failed()
+    reader = folder.reader()
+    assert [reader.read(place) for place in found.paid(key)] == told[2:]
     reader.close()
 
 
@@ -223,16 +278,18 @@ def test_failed_rows_count_in_the_total() -> None:
         left_out=False,
     )
     totals.take(RowName("f", 2), RowMetrics(original_tokens=257, compressed_tokens=257), left_out=True)
+    totals.take(RowName("f", 3), RowMetrics(failed=True, error="late", still_over_limit=True), left_out=False)
     told = totals.to_dict(facts())
-    assert told["summary"]["total_trajectories"] == 3
-    assert told["summary"]["compression_rate"] == pytest.approx(1 / 3, abs=1e-4)
-    assert told["failed"] == [{"file": "f", "row": 0, "error": "down"}]
+    assert told["summary"]["total_trajectories"] == 4
+    assert told["summary"]["compression_rate"] == 0.25
+    assert told["failed"] == [{"file": "f", "row": 0, "error": "down"}, {"file": "f", "row": 3, "error": "late"}]
     assert told["left_out"] == [{"file": "f", "row": 2, "tokens": 257}]
     assert told["tokens"] == {
         "total_before": 1266,
         "total_after": 516,
         "total_saved": 750,
         "overall_compression_ratio": 0.4076,
+        "rows_not_counted": 1,
     }
     assert told["histogram"] == [
         {"up_to": 256, "before": 1, "after": 2},

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -171,10 +172,11 @@ def test_what_templates_may_use(made: Path, tmp_path: Path) -> None:
     text = """
     {%- for message in messages %}
         {%- if loop.index0 == 1 %}{% break %}{% endif %}
-        {%- generation %}{{ {"a": "<é>"} | tojson }}{{ strftime_now("%Y")[:1] }}{% endgeneration %}
+        {{- message.content }}{% generation %}{{ {"a": "<é>"} | tojson }}{{ strftime_now("%Y")[:1] }}{% endgeneration %}
     {% endfor -%}
     """
-    assert open_counter(str(made), template(tmp_path, text)).row(ROW).total == tokens(made, '{"a": "<é>"}2')
+    expected = ROW[0].text + '{"a": "<é>"}2'
+    assert open_counter(str(made), template(tmp_path, text)).row(ROW).total == tokens(made, expected)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +194,22 @@ def test_a_row_that_a_template_refuses(made: Path, tmp_path: Path, text: str) ->
     with pytest.raises(ValueError, match=r"^the chat template does not take this row: \w+") as told:
         open_counter(str(made), template(tmp_path, text)).row(ROW)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_blind"),
+    [
+        ("hello", True),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", True),
+        ("{% for m in messages %}{{ m['from'] }}: {{ m['value'] }}{% endfor %}", True),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}", False),
+        ("{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}", False),
+    ],
+)
+def test_a_template_that_leaves_out_what_is_said(text: str, is_blind: bool, tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="leaves out what the messages say") if is_blind else nullcontext():
+        open_counter("cl100k_base", template(tmp_path, text))
 
 
 def test_templates_that_are_none(tmp_path: Path) -> None:

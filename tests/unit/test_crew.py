@@ -146,6 +146,8 @@ async def test_a_row_that_stands_still_fails_alone(workers: int, tmp_path: Path)
     async with crew(workers, row_seconds=0.5) as members:
         steps = await members.advance(items(*lines))
         assert errors(steps) == ["", "it took longer than 0.5 s", ""]
+        metrics = done(steps[1]).metrics  # for all that is known
+        assert (metrics.still_over_limit, metrics.original_tokens) == (True, 0)
         hung = appears(tmp_path / "hangs")
         assert psutil.pid_exists(hung) == (not workers)
         assert errors(await members.advance(items("echo c"))) == [""]

@@ -20,13 +20,13 @@ from batch.dataset import Dataset, DatasetScan, Selection, open_dataset, parse_r
 from batch.rows import MAX_DEPTH, RowProblem, RowReader
 from tests.unit.made import dataset_of
 from tools.errors import UsageProblem
-from tools.toolsets import resolve_names
+from tools.toolsets import BUILT_IN
 
 
 def scanned(path: Path, content: bytes) -> tuple[Dataset, DatasetScan]:
     path.write_bytes(content)
     dataset = open_dataset(str(path))
-    return dataset, scan(dataset, resolve_names)
+    return dataset, scan(dataset, BUILT_IN.resolve_names)
 
 
 def prompts(dataset: Dataset) -> list[str]:
@@ -66,7 +66,7 @@ def test_parquet(tmp_path: Path) -> None:
     table = pa.table({"prompt": ["a", "b"], "id": [7, 8], "image": [None, "x:1"], "tools": [["bash"], None]})
     pq.write_table(table, tmp_path / "d")
     dataset = open_dataset(str(tmp_path / "d"))
-    found = scan(dataset, resolve_names)
+    found = scan(dataset, BUILT_IN.resolve_names)
     assert (prompts(dataset), found.images, found.names) == (["a", "b"], 1, frozenset({"bash"}))
     assert dataset.job(0).row_key == "id:7"
 
@@ -91,7 +91,7 @@ def test_a_pipe_is_copied_to_where_a_resume_finds_it(tmp_path: Path) -> None:
     writer.start()
     dataset = open_dataset(str(pipe), spool_to=copy)
     writer.join()
-    scan(dataset, resolve_names)
+    scan(dataset, BUILT_IN.resolve_names)
     assert (prompts(dataset), dataset.path, copy.read_bytes()) == (["a", "b"], str(copy), ROWS)
     assert [path.name for path in copy.parent.iterdir()] == ["dataset.jsonl"]
 
@@ -414,7 +414,7 @@ def test_rows_that_ask_for_a_toolset_are_spread_evenly(tmp_path: Path) -> None:
         "".join(json.dumps({"prompt": str(n), "tools": ["bash"] if n < 5 else []}) + "\n" for n in range(20))
     )
     dataset = open_dataset(str(path))
-    scan(dataset, resolve_names, asks_for_spread=lambda prompt: "bash" in prompt.tools)
+    scan(dataset, BUILT_IN.resolve_names, asks_for_spread=lambda prompt: "bash" in prompt.tools)
     mixed = order(dataset)
     assert [place for place, row in enumerate(mixed) if row < 5] == [3, 7, 11, 15, 19]
     assert [row for row in mixed if row < 5] == [0, 1, 2, 3, 4]
@@ -423,5 +423,5 @@ def test_rows_that_ask_for_a_toolset_are_spread_evenly(tmp_path: Path) -> None:
 
 def test_a_prompt_from_the_command_line_is_a_dataset_of_one_row() -> None:
     dataset = Dataset.of_prompt("say hi")
-    scan(dataset, resolve_names)
+    scan(dataset, BUILT_IN.resolve_names)
     assert prompts(dataset) == ["say hi"]

@@ -13,10 +13,10 @@ from batch.messages import PromptEnded
 from batch.store import RunDirectory
 from batch.worker import ended_message
 from tests.unit.made import row_of_job
-from tools.toolsets import resolve_names
+from tools.toolsets import BUILT_IN
 
 DATASET = Dataset.of_prompt("x")
-scan(DATASET, resolve_names)
+scan(DATASET, BUILT_IN.resolve_names)
 
 
 def ended(directory: RunDirectory, **changes: Any) -> PromptEnded:

@@ -11,17 +11,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tools", "agent", "batch", "compression", "swe")
 LEAVES = {
-    *("tools.errors", "tools.environments.base", "agent.types", "agent.models.options"),
+    *("tools.errors", "tools.names", "tools.environments.base", "agent.types", "agent.models.options"),
     *("compression.types", "swe.types"),
 }
 HEAVY = (
     *("openai", "rich", "aiodocker", "jsonschema", "pyarrow", "zstandard", "aiohttp"),
+    *("PIL", "mcp", "playwright"),
+    *("httpx", "trafilatura", "lxml", "pypdf", "ddgs", "charset_normalizer"),
     *("tiktoken", "tokenizers", "jinja2", "matplotlib", "datasets", "huggingface_hub", "swebench"),
 )
+LATE = {"agent.models.openai_chat", "tools.web.fetch", "tools.web.transport"}  # homes, themselves imported late
 HOMES = {
     "openai": ("agent.models.",),
     "rich": ("batch.progress", "batch.cli", "compression.report", "toolset_distributions"),
     "aiodocker": ("tools.environments.docker",),
+    "PIL": ("tools.pictures",),
+    "playwright": ("tools.browser.",),
+    "mcp": ("tools.mcp_",),
+    **dict.fromkeys(("httpx", "trafilatura", "lxml", "pypdf", "ddgs", "charset_normalizer"), ("tools.web.",)),
     "pyarrow": ("batch.",),
     "tiktoken": ("agent.tokens",),
     "tokenizers": ("agent.tokens",),
@@ -94,7 +101,7 @@ def run_python(code: str) -> str:
 
 
 def test_heavy_packages_are_not_loaded_by_importing() -> None:
-    late = sorted(MODULES.keys() - {"agent.models.openai_chat"})  # it is openai's home, itself imported late
+    late = sorted(MODULES.keys() - LATE)
     code = f"import {', '.join(late)}, sys; print(*sorted(set(sys.modules) & set({HEAVY!r})))"
     assert run_python(code).split() == []
 

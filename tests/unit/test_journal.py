@@ -1,13 +1,17 @@
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,10 +20,12 @@ from agent.errors import RunStopped
 from agent.row import Row, Turn, encode_row
 from agent.types import Spend, Usage
 from batch.dataset import Dataset
-from batch.facts import MergePolicy
+from batch.facts import MergePolicy, Tried
 from batch.index import JournalIndex, scan_journal
 from batch.journal import JournalWriter, Place, mend_tail
 from batch.messages import PromptEnded
+from batch.reading import Found, Reader, Totals, read_files
+from batch.statistics import Statistics
 from batch.store import RowFiles, RunDirectory, replace_file, replacing
 from tests.unit.made import THOUGHTLESS, dataset_of, read_lines, row_of_job, write_batch
 from tools.errors import UsageProblem
@@ -454,8 +460,17 @@ def state_of(index: JournalIndex) -> Any:
 @given(tries=TRIES)
 def test_a_scan_finds_what_was_followed_live(dataset: Dataset, tries: list[tuple[int, int, str, bool]]) -> None:
     with journal(dataset, tries) as (directory, live):
+        shared = scan_journal(directory, dataset, range(ROWS), samples=SAMPLES, processes=3)
+        assert state_of(shared) == state_of(live)
         scanned = scan_journal(directory, dataset, range(ROWS), samples=SAMPLES)
         assert state_of(scanned) == state_of(live)
+        counted = Statistics()
+        for _, _, place, _ in live.tries():
+            counted.take(Tried.read(live.line(place), MergePolicy()))
+        for index in (shared, scanned):
+            assert (Statistics() + index.statistics).to_dict() == counted.to_dict()
+            assert index.statistics.metrics(index.spent) == counted.metrics(live.spent)
+        shared.close()
         last = {(row, sample): status for row, sample, status, _ in tries}
         assert scanned.tool_calls["terminal"] == len(last)
         assert scanned.spent.tries == len(tries)
@@ -521,6 +536,42 @@ def test_discarded_tries_are_kept_where_the_policy_says_so(tmp_path: Path) -> No
         index = scan_journal(directory, dataset, range(1), policy=policy)
         ((_, _, last, kept),) = index.tries()
         assert kept == (last if policy.keep_no_reasoning else 0)
+
+
+def test_what_another_process_does_not_bring_to_an_end_is_read_here(tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path / "d", [{"prompt": str(n)} for n in range(9)])
+    directory, here = RunDirectory(tmp_path / "run"), os.getpid()
+    for number in range(9):
+        write_batch(directory, number, [row_of_job(dataset.job(number), number)])
+
+    def path_of(number: int) -> Path:
+        if os.getpid() != here and number in (4, 8):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return directory.batch_path(number)
+
+    make = partial(Reader, path_of, dataset, 1, MergePolicy())
+    pieces = list(read_files(make, range(9), 9, processes=4))
+    assert [slot for piece in pieces if isinstance(piece, Found) for slot in piece.slots] == list(range(9))
+    assert sum(piece.spent.tries for piece in pieces if isinstance(piece, Totals)) == 9
+
+
+def test_a_reading_that_is_broken_off_leaves_no_process(tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path / "d", [{"prompt": str(n)} for n in range(2)])
+    directory, here = RunDirectory(tmp_path / "run"), os.getpid()
+    for number in range(2):
+        write_batch(directory, number, [row_of_job(dataset.job(number), number)])
+
+    def path_of(number: int) -> Path:
+        if os.getpid() != here:
+            signal.pause()
+        return directory.batch_path(number)
+
+    before = psutil.Process().children()
+    pieces = read_files(partial(Reader, path_of, dataset, 1, MergePolicy()), range(2), 2, processes=2)
+    assert isinstance(next(pieces), Found)
+    assert len(psutil.Process().children()) == len(before) + 1
+    pieces.close()
+    assert psutil.Process().children() == before
 
 
 def test_memory_is_19_bytes_a_row_and_sample(tmp_path: Path) -> None:

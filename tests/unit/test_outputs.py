@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from agent.row import Row, Turn
 from batch.dataset import Dataset, scan
-from batch.outputs import file_name, outputs
+from batch.outputs import outputs
 from batch.store import RunDirectory
 from tests.unit.made import read_lines, row_of_job
-from tools.toolsets import resolve_names
+from tools.names import file_name
+from tools.toolsets import BUILT_IN
 
 DATASET = Dataset.of_prompt("x")
-scan(DATASET, resolve_names)
+scan(DATASET, BUILT_IN.resolve_names)
 
 
 def a_row(task_id: str, sample_index: int = 0, **changes: Any) -> Row:

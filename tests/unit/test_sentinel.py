@@ -38,6 +38,14 @@ def opened(stage: Stage, *commands: str, sentinel: str = SENTINEL, **more: Any) 
         (f"cd /tmp && echo '{SENTINEL}' && pwd", "/tmp"),
         (f"""python3 -c 'print("{SENTINEL}")'""", "I am done"),
         (f"cat <<'E'\n{SENTINEL}\nfixed\nE", "fixed"),
+        (f"cat <<E | tee f\n{SENTINEL}\nE", "I am done"),
+        (f"printf '{SENTINEL}  \\r\\na -> b\\n'", "a -> b"),
+        (f"printf '%s\\n' {SENTINEL} 'a > b'", "a > b"),
+        (f'echo -e "{SENTINEL}\\nit said \\"> x\\"" 2>&1', 'it said "> x"'),
+        (f"echo {SENTINEL} && echo noted >f; {{ echo both; }}", "both"),
+        (f"echo {SENTINEL} | tee f; rm f", "I am done"),
+        (f"{{ echo {SENTINEL}; echo in a group; }}", "in a group"),
+        (f"""python3 -c 'print("{SENTINEL}")' 2>&1""", "I am done"),
     ],
 )
 async def test_a_command_that_prints_it_first_ends_the_conversation(stage: Stage, command: str, answer: str) -> None:
@@ -63,6 +71,17 @@ async def test_a_command_that_prints_it_first_ends_the_conversation(stage: Stage
         f"grep {SENTINEL} said",
         f"cp said {SENTINEL}.txt; cat {SENTINEL}.txt",
         "head -n 1 said",
+        f"head -n 1 said; echo not {SENTINEL}",
+        f"echo {SENTINEL} >f; cat f",
+        f"echo '{SENTINEL}' >>f && cat f",
+        f"echo {SENTINEL} &>f; cat f",
+        f"echo {SENTINEL} | cat >f; cat f",
+        f"printf '{SENTINEL}\\n' | tee f >/dev/null; cat f",
+        f"{{ echo {SENTINEL}; echo x; }} >f; cat f",
+        f"(echo {SENTINEL}) >f; cat f",
+        f"cat >f <<E\n{SENTINEL}\nE\ncat f",
+        f"cat <<E >f\n{SENTINEL}\nE\ncat f",
+        f"""python3 -c 'print("{SENTINEL}")' >f; cat f""",
     ],
 )
 async def test_anything_else_completes_nothing(stage: Stage, command: str) -> None:
@@ -78,11 +97,16 @@ async def test_a_conversation_without_a_sentinel_goes_on(stage: Stage) -> None:
     assert conversation.api_calls == 3
 
 
-async def test_all_calls_of_its_turn_run(stage: Stage) -> None:
-    turn = calls(call("terminal", command=END), call("terminal", command="echo after"), call("nothing"))
+async def test_calls_behind_it_in_its_turn_do_not_run(stage: Stage) -> None:
+    commands = ("echo before", END, "touch after")
+    turn = calls(*(call("terminal", command=command) for command in commands), call("nothing"))
     conversation = stage.open([turn, DONE], tools=[load_tool("terminal")], sentinel=SENTINEL)
     assert await conversation.run() == End(status="completed")
-    assert [result.get("output") for result in results(conversation)] == [f"{SENTINEL}\nall is well\n", "after\n", None]
+    first, last, *others = results(conversation)
+    assert (first["output"], last["output"]) == ("before\n", f"{SENTINEL}\nall is well\n")
+    assert others == [{"error": "Not run: the task had ended with the call before."}] * 2
+    assert "after" not in [entry.name for entry in await stage.context.environment.list(".")]
+    assert [event.ok for event in conversation.events] == [True, True, False, False]
 
 
 async def test_on_the_last_call_that_is_allowed_it_is_no_limit_reached(stage: Stage) -> None:

@@ -321,7 +321,11 @@ def test_actions_need_nothing_else(flag: str) -> None:
 
 def test_the_manifest_has_every_setting_and_no_secret() -> None:
     settings = load(
-        "--api_key=sk-secret", "--base_url=https://me:hunter2@host:8/v1?x=1", "--ephemeral_system_prompt=say sk-secret"
+        "--api_key=sk-secret",
+        "--vision_api_key=sk-secret",
+        "--base_url=https://me:hunter2@host:8/v1?x=1",
+        "--vision_base_url=https://me:hunter2@eye:8/v1",
+        "--ephemeral_system_prompt=say sk-secret",
     )
     saved = manifest(settings, lambda text: text.replace("sk-secret", "[REDACTED:KEY]"))
     text = json.dumps(saved)
@@ -329,7 +333,13 @@ def test_the_manifest_has_every_setting_and_no_secret() -> None:
     assert "sk-secret" not in text
     assert saved["base_url"] == "https://host:8/v1?x=1"
     assert saved["ephemeral_system_prompt"] == "say [REDACTED:KEY]"
-    assert list(saved) == [option.name for option in run_options() if option.name != "api_key"]
+    assert list(saved) == [option.name for option in run_options() if not option.secret]
+
+
+@pytest.mark.parametrize("name", ["base_url", "search_url", "vision_base_url", "image_base_url"])
+def test_addresses_are_of_the_web(name: str) -> None:
+    with pytest.raises(UsageProblem, match=f"{name}: expected a URL"):
+        load(f"--{name}=ftp://host")
 
 
 def test_bytes_of_the_command_line_that_are_no_text_do_not_break_the_manifest() -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from agent.row import Row, ToolCount, Turn, encode_row
 from agent.types import Usage
 from batch.dataset import Dataset, scan
-from batch.facts import MergePolicy, decode_facts
-from batch.statistics import Spent, Spread, Statistics, Tried
+from batch.facts import MergePolicy, Tried
+from batch.statistics import Spent, Spread, Statistics
 from tests.unit.made import THOUGHT, THOUGHTLESS, row_of_job
-from tools.toolsets import BUILT_IN_TOOLS, resolve_names
+from tools.toolsets import BUILT_IN, BUILT_IN_TOOLS
 
 DATASET = Dataset.of_prompt("x")
-scan(DATASET, resolve_names)
+scan(DATASET, BUILT_IN.resolve_names)
 
 
 def a_row(**changes: Any) -> Row:
@@ -83,6 +83,7 @@ ROWS = st.lists(
         tool_stats=st.tuples(COUNTS, COUNTS).map(lambda n: tools(terminal=(n[0] + n[1], *n), patch=(n[0], n[0], 0))),
         unknown_tools=st.sampled_from(["[]", '[{"name":"frob","count":2}]']),
         extra_tool_stats=st.sampled_from(["{}", '{"mine":{"count":3,"success":1,"failure":2}}']),
+        inner_tool_stats=st.sampled_from(["{}", '{"terminal":{"count":2,"success":2,"failure":0}}']),
         dataset_row=st.sampled_from(["{}", '{"expected_tools":["bash","mine"]}', '{"expected_tools":null}']),
         error=st.sampled_from(["", "[REDACTED:KEY]"]),
     ),
@@ -121,6 +122,22 @@ def test_rates_are_percentages_with_two_places() -> None:
         "patch": {"count": 1, "success": 0, "failure": 1, "success_rate": 0.0, "failure_rate": 100.0},
         "terminal": {"count": 3, "success": 2, "failure": 1, "success_rate": 66.67, "failure_rate": 33.33},
     }
+
+
+def test_calls_that_tools_made_are_counted_apart() -> None:
+    inner = '{"mine":{"count":1,"success":0,"failure":1},"terminal":{"count":2,"success":2,"failure":0}}'
+    rows = [a_row(tool_stats=tools(terminal=(1, 1, 0)), inner_tool_stats=inner), a_row(inner_tool_stats=inner), a_row()]
+    statistics = statistics_of(*rows)
+    told = statistics.to_dict()
+    assert told["inner_tool_statistics"] == {
+        "mine": {"count": 2, "success": 0, "failure": 2, "success_rate": 0.0, "failure_rate": 100.0},
+        "terminal": {"count": 4, "success": 4, "failure": 0, "success_rate": 100.0, "failure_rate": 0.0},
+    }
+    assert told["tool_statistics"].keys() == {"terminal"}
+    assert statistics.metrics(Spent())["tool_calls"]["mean"] == told["tool_statistics"]["terminal"]["count"] / 3
+    for row in rows[:2]:
+        statistics.take(tried(row), -1)
+    assert (Statistics() + statistics).to_dict()["inner_tool_statistics"] == {}
 
 
 def test_expected_tools_are_known_by_their_other_names() -> None:
@@ -178,7 +195,7 @@ def test_text_that_looks_like_a_turn_is_none() -> None:
     ],
 )
 def test_a_status_follows_from_the_end_and_the_policy(
-    changes: dict[str, Any], policy: dict[str, bool], expected: tuple[str, str]
+    changes: dict[str, Any], policy: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     read = Tried.read(encode_row(a_row(**changes)), MergePolicy(**policy))
     assert (read.status, read.reason) == expected
@@ -197,7 +214,7 @@ def test_metrics() -> None:
     spent = Spent()
     for row in rows:
         usage = Usage(input_tokens=10, output_tokens=5, total_tokens=15)
-        spent.add_facts(decode_facts(encode_row(msgspec.structs.replace(row, usage=usage))))
+        spent.add_facts(tried(msgspec.structs.replace(row, usage=usage)).facts)
     told = statistics_of(*rows).metrics(spent)
     assert (told["rows"], told["completed"], told["success_rate"]) == (3, 2, 0.3333)
     assert told["turns"] == {"mean": 1.0, "p50": 1.0, "p95": 1.0}

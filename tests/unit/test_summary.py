@@ -209,10 +209,12 @@ def test_statistics_hold_the_fields_of_the_reference_system_and_ours(directory: 
         "duration_seconds",
         "tool_statistics",
         "reasoning_statistics",
+        "inner_tool_statistics",
         "by_status",
         "by_reason",
         "filtered",
         "unknown_tools",
+        "tools_offered",
         "expected_tools",
         "redactions",
         "skipped_rows",
@@ -232,13 +234,25 @@ def test_a_run_of_nothing_has_all_its_files(directory: RunDirectory, tmp_path: P
     assert not list(directory.path.glob("**/*.tmp"))
 
 
+def test_a_merge_that_brings_nothing_new_writes_no_trajectory_again(directory: RunDirectory, tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path / "d", [{"prompt": "a"}, {"prompt": "b"}])
+    write_batch(directory, 0, [row_of_job(dataset.job(0)), row_of_job(dataset.job(1), status="failed")])
+    files = (directory.trajectories_path, directory.failures_path)
+    merge(directory, dataset)
+    before = [(path.stat().st_ino, path.read_bytes()) for path in files]
+    merge(directory, dataset)
+    assert [(path.stat().st_ino, path.read_bytes()) for path in files] == before
+    directory.trajectories_path.write_bytes(before[0][1].replace(b"done", b"d0ne"))
+    merge(directory, dataset)
+    assert [path.read_bytes() for path in files] == [content for _, content in before]
+
+
 def test_a_full_disk_leaves_the_files_of_before(directory: RunDirectory, tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path / "d", [{"prompt": "a"}])
     write_batch(directory, 0, [row_of_job(dataset.job(0))])
     merge(directory, dataset)
     before = directory.trajectories_path.read_bytes()
-    (directory.path / "failures.jsonl.tmp").symlink_to("/dev/full")
-    write_batch(directory, 1, [row_of_job(dataset.job(0, attempt=2), 1, status="failed", error="x" * 100)])
+    write_batch(directory, 1, [row_of_job(dataset.job(0, attempt=2), 1, final_response="another")])
     (directory.path / "trajectories.jsonl.tmp").symlink_to("/dev/full")
     with pytest.raises(RunStopped, match="No space left"):
         merge(directory, dataset)

@@ -113,6 +113,7 @@ class TestRead:
             ("", "empty"),
             ("{", "no JSON"),
             ("[" * 100_000, "nested too deeply"),
+            ('{"instance_id": ' + "1" * 5001 + "}", "no JSON that can be read: Exceeds the limit"),
             ([1], "not an object with instance_id, model_name_or_path, model_patch"),
             ({"instance_id": "a", "model_patch": ""}, "model_name_or_path is missing"),
             (prediction() | {"cost": 1}, "cost does not belong here"),

@@ -96,6 +96,35 @@ def test_a_missing_runner_is_an_error_but_not_where_the_harness_counts(log: str,
     assert run_of(own, "").read(log).verdict == "unresolved"
 
 
+def test_a_test_patch_that_does_not_apply_is_said() -> None:
+    log = f"error: patch failed\nerror: tests/a.py: patch does not apply\n>>>>> Reset Failed\n+ : '{START}'\nOK\n"
+    report = run_of(instance(), "").read(f"{log}+ : '{END}'\n")
+    assert report.verdict == "unresolved"
+    assert report.error == "the test patch does not apply: error: tests/a.py: patch does not apply"
+
+
+def test_where_only_failures_are_named_the_exit_code_says_nothing() -> None:
+    fields = {"log_parser": "parse_log_karma", "eval_type": "fail_only"}
+    log = f"{START}\nExecuted 5 of 5 SUCCESS\n{END}\n{EXIT_CODE}: 1\n"
+    assert run_of(instance(fail_to_pass=("anything",), rest=fields), "").read(log).verdict == "resolved"
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        ("PASSED t.py::a[x y z]\nFAILED t.py::a[x y] - no", "resolved"),
+        ("FAILED t.py::a[x y z] - no\nPASSED t.py::a[x y]", "unresolved"),
+        ("PASSED t.py::a[x y z]\nERROR t.py::a[x y z] - no", "unresolved"),
+        ("ERROR t.py::a[x y z]\nPASSED t.py::a[x y z]", "unresolved"),
+        ("XFAIL t.py::a[x y z] - no", "unresolved"),
+        ("SKIPPED [1] t.py:3: t.py::a[x y z]", "unresolved"),
+    ],
+)
+def test_a_name_with_blanks_may_be_given_in_full(lines: str, verdict: str) -> None:
+    log = f"{START}\n{lines}\n{END}\n"
+    assert run_of(instance(fail_to_pass=("t.py::a[x y z]",)), "").read(log).verdict == verdict
+
+
 def test_pytest_runs_the_files_of_the_test_patch_that_are_tests() -> None:
     patch = "".join(f"diff --git a/{name} b/{name}\n" for name in ("tests/test_a.py", "tests/data.json", "t/b c.py"))
     patch += "diff --git a/tests/gone.py b/tests/gone.py\ndeleted file mode 100644\n"

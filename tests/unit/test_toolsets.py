@@ -7,18 +7,16 @@ from pathlib import Path
 import pytest
 
 from tools.errors import UsageProblem
+from tools.services import ToolSettings
 from tools.toolsets import (
     ALIASES,
+    BUILT_IN,
     BUILT_IN_TOOLS,
     TOOLS,
     TOOLSETS,
-    describe,
+    Catalog,
+    find_lacking,
     load_tool,
-    missing,
-    resolve_names,
-    resolve_toolsets,
-    select_tools,
-    toolset_of,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +24,7 @@ FILE_TOOLS = ("read_file", "write_file", "patch", "search_files")
 
 
 def names_of(*toolsets: str) -> list[str]:
-    return [tool.spec.name for tool in select_tools(resolve_toolsets(toolsets))]
+    return [tool.spec.name for tool in BUILT_IN.select(BUILT_IN.resolve_toolsets(toolsets))]
 
 
 def test_built_in_tools_are_the_columns_of_tool_stats() -> None:
@@ -50,7 +48,8 @@ def test_every_tool_loads_under_its_own_name_with_a_plain_schema(name: str) -> N
 
 
 def test_read_only_tools() -> None:
-    assert {name for name in TOOLS if load_tool(name).read_only} == {"read_file", "search_files"}
+    web = {"web_search", "web_extract", "vision_analyze"}
+    assert {name for name in TOOLS if load_tool(name).read_only} == {"read_file", "search_files"} | web
 
 
 def test_terminal_and_file_give_exactly_six_tools_sorted_by_name() -> None:
@@ -62,16 +61,16 @@ def test_terminal_and_file_give_exactly_six_tools_sorted_by_name() -> None:
 
 
 def test_web_is_search_and_extract() -> None:
-    assert resolve_toolsets(["web"]) == ("web_search", "web_extract")
+    assert BUILT_IN.resolve_toolsets(["web"]) == ("web_search", "web_extract")
 
 
 def test_a_name_that_is_both_is_the_tool_in_a_row_and_the_toolset_in_settings() -> None:
-    assert resolve_names(["terminal"]) == ("terminal",)
-    assert resolve_toolsets(["terminal"]) == ("terminal", "process")
+    assert BUILT_IN.resolve_names(["terminal"]) == ("terminal",)
+    assert BUILT_IN.resolve_toolsets(["terminal"]) == ("terminal", "process")
 
 
 def test_several_names_combine_without_duplicates_in_order() -> None:
-    assert resolve_names(["file", "terminal", "patch", "bash"]) == (*FILE_TOOLS, "terminal")
+    assert BUILT_IN.resolve_names(["file", "terminal", "patch", "bash"]) == (*FILE_TOOLS, "terminal")
 
 
 @pytest.mark.parametrize(
@@ -86,55 +85,69 @@ def test_several_names_combine_without_duplicates_in_order() -> None:
     ],
 )
 def test_aliases(alias: str, tools: tuple[str, ...]) -> None:
-    assert resolve_names([alias]) == tools
+    assert BUILT_IN.resolve_names([alias]) == tools
 
 
 def test_every_alias_and_toolset_leads_to_built_in_tools() -> None:
-    assert set(resolve_names([*ALIASES, *TOOLSETS])) == set(BUILT_IN_TOOLS)
+    assert set(BUILT_IN.resolve_names([*ALIASES, *TOOLSETS])) == set(BUILT_IN_TOOLS)
 
 
-@pytest.mark.parametrize("resolve", [resolve_names, resolve_toolsets])
+@pytest.mark.parametrize("resolve", [BUILT_IN.resolve_names, BUILT_IN.resolve_toolsets])
 def test_an_unknown_name_is_refused_with_the_nearest(resolve: object) -> None:
     assert callable(resolve)
     with pytest.raises(UsageProblem, match=r"'terminel': did you mean terminal\?"):
         resolve(["file", "terminel"])
-    with pytest.raises(UsageProblem, match="'': there are file, terminal"):
+    with pytest.raises(UsageProblem, match="'': there are browser, code_execution"):
         resolve([""])
 
 
 def test_disabled_tools_and_toolsets_are_taken_away() -> None:
-    every = resolve_toolsets(["terminal", "file"])
-    assert [tool.spec.name for tool in select_tools(every, ["file"])] == ["process", "terminal"]
-    left = [tool.spec.name for tool in select_tools(every, ["bash", "write_file"])]
+    every = BUILT_IN.resolve_toolsets(["terminal", "file"])
+    assert [tool.spec.name for tool in BUILT_IN.select(every, ["file"])] == ["process", "terminal"]
+    left = [tool.spec.name for tool in BUILT_IN.select(every, ["bash", "write_file"])]
     assert left == ["patch", "read_file", "search_files"]
+    web = BUILT_IN.resolve_toolsets(["web", "browser"])
+    assert [tool.spec.name for tool in BUILT_IN.select(web, ["browser"])] == ["web_extract", "web_search"]
+    assert "web_search" not in [tool.spec.name for tool in BUILT_IN.select(web, ["web"])]
 
 
 def test_what_cannot_be_had_is_named_and_not_offered() -> None:
-    assert missing(["terminal", "file", "dev", "read_file"]) == ()
-    absent = tuple(name for name in TOOLSETS if not set(TOOLSETS[name]) <= TOOLS.keys())
-    assert missing(["file", *absent, *absent]) == absent
-    assert names_of("file", *absent) == sorted(FILE_TOOLS)
+    catalog = Catalog(lacking={"web_search": "a key", "browser_click": "a browser", "browser_back": "a browser"})
+    assert catalog.missing(["terminal", "file", "dev", "read_file", "web_extract"]) == {}
+    assert catalog.missing(["web", "browser", "web"]) == {"web": "a key", "browser": "a browser; a key"}
+    assert catalog.missing(["browser"], ["browser_click", "browser_back"]) == {"browser": "a key"}
+    assert catalog.missing(["web", "browser"], ["browser"]) == {"web": "a key"}
+    assert catalog.missing(["web", "browser"], ["web_search", "browser_back"]) == {"browser": "a browser"}
+    assert Catalog(toolsets={"box": []}, lacking={"box": "a server"}).missing(["box"], ["box"]) == {}
+    every = catalog.resolve_toolsets(["file", "web"])
+    assert "web_search" not in [tool.spec.name for tool in catalog.select(every, ["web_extract"])]
     with pytest.raises(UsageProblem, match="Unknown tool or toolset"):
-        missing(["nope"])
+        catalog.missing(["nope"])
 
 
-def test_the_listing_holds_only_toolsets_that_can_be_had_whole() -> None:
-    rows = describe()
-    assert [name for name, _, _ in rows] == sorted(name for name in TOOLSETS if not missing([name]))
-    assert ("terminal", "terminal, process", "ready") in rows
+def test_the_listing_says_of_every_toolset_what_it_lacks() -> None:
+    rows = {name: (tools, state) for name, tools, state in Catalog(lacking={"todo": "time"}).describe()}
+    assert list(rows) == sorted(TOOLSETS)
+    assert rows["terminal"] == ("terminal, process", "ready")
+    assert rows["todo"] == ("todo", "time")
+
+
+def test_a_sandbox_is_enough_for_terminal_and_file() -> None:
+    lacking = find_lacking(ToolSettings(), {})
+    assert not lacking.keys() & set(BUILT_IN.resolve_toolsets(["terminal", "file"]))
 
 
 def test_toolset_of_a_tool() -> None:
-    assert toolset_of("process") == "terminal"
-    assert toolset_of("patch") == "file"
-    assert toolset_of("web_search") == "web"
-    assert toolset_of("made_up") == ""
+    assert BUILT_IN.toolset_of("process") == "terminal"
+    assert BUILT_IN.toolset_of("patch") == "file"
+    assert BUILT_IN.toolset_of("web_search") == "web"
+    assert BUILT_IN.toolset_of("made_up") == ""
 
 
 def test_naming_tools_loads_none() -> None:
     script = (
-        "import sys, tools.toolsets as t; t.resolve_names(['dev']); t.describe(); t.missing(['web']);"
-        "print([m for m in sys.modules if m in ('tools.terminal', 'tools.files', 'asyncio', 'rich', 'openai')])"
+        "from tools.toolsets import BUILT_IN as t; t.resolve_names(['dev']); t.describe(); t.missing(['web']);"
+        "import sys; print([m for m in sys.modules if m in ('tools.terminal', 'tools.files', 'rich', 'openai')])"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

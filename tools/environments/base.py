@@ -70,6 +70,10 @@ class Process(Protocol):
     def exit_code(self) -> int | None:
         """None while it runs."""
 
+    async def read(self) -> bytes:
+        """What it printed next, no byte lost; b"" at the end. Only of one that was started `piped`: `output` is empty
+        then, and it waits while nobody reads."""
+
     async def wait(self, timeout: float) -> int | None:
         """Its exit code, or None if it still runs after `timeout` seconds."""
 
@@ -92,6 +96,8 @@ class Environment(Protocol):
 
     backend: str
     image: str
+    temp: str
+    """The folder for temporary files, absolute: what $TMPDIR is at the start."""
 
     async def run(
         self, command: str, *, timeout: float, cwd: str | None = None, max_chars: int = 50_000
@@ -100,8 +106,8 @@ class Environment(Protocol):
         `cwd` is for this command alone. After `timeout` seconds every descendant of this command is killed, none of
         earlier ones."""
 
-    async def start(self, command: str, *, cwd: str | None = None, pty: bool = False) -> Process:
-        """One command in the background, its stdin open."""
+    async def start(self, command: str, *, cwd: str | None = None, pty: bool = False, piped: bool = False) -> Process:
+        """One command in the background, its stdin open. `piped`: see `Process.read`."""
 
     def read(self, path: str) -> AsyncIterator[bytes]:
         """The file's bytes in chunks: a reader that stops early leaves nothing behind."""

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tools.environments.base import Environment, EnvironmentSpec
 from tools.environments.channel import Channel, base_variables
-from tools.environments.hosted import Host, end_process, ended, limits_by, reap_folders, shell_channel, to_the_end
+from tools.environments.ending import to_the_end
+from tools.environments.hosted import Host, end_process, ended, limits_by, reap_folders, shell_channel
 from tools.environments.pipes import PipeChannel
 from tools.environments.processes import kill_call
 from tools.environments.shell import ShellEnvironment, new_token

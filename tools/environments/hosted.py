@@ -10,10 +10,9 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -30,8 +29,8 @@ _PREFIX = "batch-sandbox-"
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
 _RECORD = "owner"
 _NOBODYS = 60.0  # seconds after which a folder without a record is nobody's
+_LEAVE_SECONDS = 0.1
 _END_SECONDS = 2.0
-_CLOSE_SECONDS = 10.0
 
 
 class Record(Struct, frozen=True):
@@ -138,8 +137,8 @@ def shell_channel(process: "subprocess.Popen[bytes]", end: Callable[[], Awaitabl
 
 
 async def end_process(process: "subprocess.Popen[bytes]") -> None:
-    """Kills a shell and its process group, and takes its exit code."""
-    if process.poll() is None:
+    """Takes the exit code of a shell whose input has ended; kills it and its process group if it goes on."""
+    if not await ended(process, _LEAVE_SECONDS):
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -181,18 +180,6 @@ async def _readable(descriptor: int, seconds: float) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Does clean-up work even if cancelled meanwhile, for ten seconds at most."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait_for(asyncio.shield(task), _CLOSE_SECONDS)
-    except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
-        raise
-    except TimeoutError:  # what is left is for `reap`
-        return
 
 
 def remove_tree(folder: Path) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from tools.environments.base import Environment, EnvironmentSpec
 from tools.environments.channel import Channel, base_variables
-from tools.environments.hosted import Host, end_process, limits_by, reap_folders, shell_channel, to_the_end
+from tools.environments.ending import to_the_end
+from tools.environments.hosted import Host, end_process, limits_by, reap_folders, shell_channel
+from tools.environments.process import ShellProcess
 from tools.environments.processes import all_pids, is_marked, kill_call
 from tools.environments.shell import ShellEnvironment, new_token
 from tools.errors import EnvironmentLost, SetupFailed
@@ -57,6 +59,10 @@ class LocalEnvironment(ShellEnvironment):
         lives = any(is_marked(pid, call) is not False for pid in new)
         self._leaves_processes |= lives
         return lives
+
+    async def _follow(self, process: ShellProcess, channel: Channel) -> None:
+        self._leaves_processes = True  # it may end before those that it started
+        await super()._follow(process, channel)
 
     async def _alive(self, call: str) -> bool:
         return any(is_marked(pid, call) for pid in self._host.pids())

@@ -65,6 +65,7 @@ class ShellEnvironment:
         self.token = token or new_token()
         self._cwd = cwd.encode()
         self._variables = {**variables, **spec.variables}
+        self.temp = next(place for place in (self._variables["TMPDIR"], variables["TMPDIR"]) if place.startswith("/"))
         self._private = private
         self._census = census
         self._shell, self._slot = b"", 0
@@ -211,7 +212,9 @@ class ShellEnvironment:
 
     # background processes
 
-    async def start(self, command: str, *, cwd: str | None = None, pty: bool = False) -> ShellProcess:
+    async def start(
+        self, command: str, *, cwd: str | None = None, pty: bool = False, piped: bool = False
+    ) -> ShellProcess:
         """See `Environment.start`."""
         data = _no_nul(command, "command")
         if len(data) > script.LONG_COMMAND:
@@ -221,13 +224,18 @@ class ShellEnvironment:
         child = script.background(self._private, self._slot, hello, pty)
         channel = await self.channels.open()
         await channel.write(script.words("start", call, nonce, child, data, *self._directory(cwd)))
-        process = ShellProcess(channel, nonce, functools.partial(self._kill, call))
+        process = ShellProcess(channel, nonce, functools.partial(self._kill, call), piped)
         try:
-            self.channels.beside(await process.begun(hello))
+            await process.begun(hello)
         except BaseException:
             await self.channels.discard(channel)
             raise
+        self.channels.beside(self._follow(process, channel))
         return process
+
+    async def _follow(self, process: ShellProcess, channel: Channel) -> None:
+        await process.follow()
+        await self.channels.discard(channel)
 
     # files
 

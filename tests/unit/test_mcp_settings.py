@@ -1,0 +1,231 @@
+"""What a run is told of MCP servers: forms, mistakes, and what stays out of its files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.catalog import Sources, open_catalog
+from agent.outcome import RolloutPolicy
+from agent.text import secrets_from
+from batch.manifest import Invocation, differences
+from batch.settings import RunSettings, load_settings, manifest, recorded, resume_command
+from tools.base import ToolSpec
+from tools.errors import UsageProblem
+from tools.mcp_servers import ListedTool, Listing, McpServer, check_servers, filled, secret_variables, without_secrets
+
+BASE = ["--dataset_file=d.jsonl", "--run_name=r", "--model=m"]
+SERVERS = {
+    "files": McpServer(
+        command="npx", args=("-y", "server", "${HOME}"), env={"PORT": "8080", "ITS_TOKEN": "t0ken-of-files"}
+    ),
+    "net": McpServer(
+        url="https://me:secret@x.org/mcp?api_key=abc&kind=1",
+        headers={"Authorization": "Bearer abcdefghijkl", "X-API-Key": "${WEB_KEY}", "X-Kind": "plain"},
+        tools=("search",),
+        timeout=5,
+    ),
+}
+FORMS = {
+    "files": {
+        "command": "npx",
+        "args": ["-y", "server", "${HOME}"],
+        "env": {"PORT": 8080, "ITS_TOKEN": "t0ken-of-files"},
+    },
+    "net": {
+        "url": "https://me:secret@x.org/mcp?api_key=abc&kind=1",
+        "headers": {"Authorization": "Bearer abcdefghijkl", "X-API-Key": "${WEB_KEY}", "X-Kind": "plain"},
+        "tools": ["search"],
+        "timeout": 5,
+    },
+}
+ENVIRON = {"HOME": "/home/me", "WEB_KEY": "key-of-the-web"}
+
+
+def load(*argv: str, **environ: str) -> RunSettings:
+    return load_settings([*BASE, *argv], environ)[0]
+
+
+def test_servers_come_as_a_flag_a_file_yaml_or_a_variable(tmp_path: Path) -> None:
+    text = json.dumps(FORMS)
+    usual = tmp_path / ".mcp.json"
+    usual.write_text(json.dumps({"mcpServers": FORMS}, indent="\t"), encoding="utf-8")
+    config = tmp_path / "run.yaml"
+    config.write_text(f"mcp_servers: {text}\n", encoding="utf-8")
+    pointing = tmp_path / "pointing.yaml"
+    pointing.write_text(f"mcp_servers: {usual}\n", encoding="utf-8")
+    for settings in (
+        load(f"--mcp_servers={text}"),
+        load(f"--mcp-servers={usual}"),
+        load(f"--config={config}"),
+        load(f"--config={pointing}"),
+        load(BATCH_RUNNER_MCP_SERVERS=text),
+    ):
+        assert settings.mcp_servers == SERVERS
+    assert load("--mcp_servers={a: {command: [cat, 1]}}").mcp_servers == {"a": McpServer(command=("cat", "1"))}
+    assert load("--mcp_servers={}").mcp_servers == {}
+    assert load().mcp_servers == {}
+
+
+def test_a_command_is_words() -> None:
+    assert McpServer(command="npx -y 'a b'").words == ("npx", "-y", "a b")
+    assert McpServer(command="my program", args=("x",)).words == ("my program", "x")
+    assert McpServer(command=("a", "b"), args=("c",)).words == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"a": {}}, "a: give command or url"),
+        ({"a": {"command": "x", "url": "http://x"}}, "a: give one of command and url"),
+        ({"a b": {"command": "x"}}, "a b: a name of at most 32 letters"),
+        ({"web": {"command": "x"}}, "web: this is the name of a built-in tool or toolset"),
+        ({"bash": {"command": "x"}}, "bash: this is the name of a built-in"),
+        ({"a": {"url": "ftp://x"}}, "a: url: expected one that starts with http"),
+        ({"a": {"url": "http://x", "env": {"A": "1"}}}, "a: args, env and cwd go with command"),
+        ({"a": {"command": "x", "headers": {"A": "1"}}}, "a: headers go with url"),
+        ({"a": {"url": "http://x", "type": "sse"}}, "a: the type is stdio or http"),
+        ({"a": {"url": "http://x", "type": "stdio"}}, "a: type stdio goes with command"),
+        ({"a": {"command": "'x"}}, "a: command: its quotes are not closed"),
+        ({"a": {"comand": "x"}}, "--mcp_servers: Object contains unknown field `comand` - at `$[...]`"),
+        ({"a": {"command": "x", "timeout": 0}}, "--mcp_servers: Expected `float` > 0"),
+        ({"a": {"command": "x", "env": {"KEY": ["secret"]}}}, "--mcp_servers: Expected `str`, got `array`"),
+        ({"a": "x"}, "--mcp_servers: Expected `object`, got `str`"),
+        ("- x\n- y", "--mcp_servers: Expected `object`, got `array`"),
+        (
+            {"a-b": {"url": "http://x", "headers": {"KEY": "1"}}, "a_b": {"command": "x", "env": {"KEY": "2"}}},
+            "rename one",
+        ),
+    ],
+)
+def test_mistakes_are_named_without_values(given: Any, told: str) -> None:
+    text = given if isinstance(given, str) else json.dumps(given)
+    with pytest.raises(UsageProblem) as caught:
+        secret_variables(load(f"--mcp_servers={text}").mcp_servers, {})
+    assert told in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "{a: [}", "no/such/file.json", "a: b\n: c: ["])
+def test_texts_that_hold_no_mapping(text: str) -> None:
+    with pytest.raises(UsageProblem) as caught:
+        load(f"--mcp_servers={text}")
+    assert "--mcp_servers: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_keys_travel_as_variables_that_are_known_as_secrets() -> None:
+    variables = secret_variables(SERVERS, ENVIRON)
+    assert variables == {
+        "MCP_FILES_ITS_TOKEN_TOKEN": "t0ken-of-files",
+        "MCP_NET_AUTHORIZATION_TOKEN": "abcdefghijkl",
+        "MCP_NET_X_API_KEY_TOKEN": "key-of-the-web",
+    }
+    environ = {**ENVIRON, **variables}
+    assert set(secrets_from(variables, {})[0]) == set(variables)
+    travelling = without_secrets(SERVERS, environ)
+    sent = msgspec.msgpack.encode(RolloutPolicy(sources=Sources(servers=travelling)))
+    assert not any(secret.encode() in sent for secret in variables.values())
+    received = msgspec.msgpack.decode(sent, type=RolloutPolicy).sources.servers
+    assert {name: filled(server, environ) for name, server in received.items()} == {
+        name: filled(server, ENVIRON) for name, server in SERVERS.items()
+    }
+
+
+def test_a_variable_that_is_not_set_is_said_by_its_own_name() -> None:
+    servers = {"a": McpServer(url="http://x", headers={"X-Key": "${NOT_SET}"})}
+    assert secret_variables(servers, {}) == {}
+    with pytest.raises(UsageProblem, match="the variable NOT_SET is not set"):
+        filled(without_secrets(servers, {})["a"], {})
+
+
+def test_the_manifest_holds_names_and_no_values() -> None:
+    settings = load(f"--mcp_servers={json.dumps(FORMS)}")
+    kept = manifest(settings)
+    assert kept["mcp_servers"] == {
+        "files": {
+            "command": "npx",
+            "args": ["-y", "server", "${HOME}"],
+            "env": {"PORT": "[REDACTED]", "ITS_TOKEN": "[REDACTED]"},
+        },
+        "net": {
+            "url": "https://x.org/mcp?api_key=[REDACTED]&kind=1",
+            "headers": {"Authorization": "[REDACTED]", "X-API-Key": "${WEB_KEY}", "X-Kind": "[REDACTED]"},
+            "tools": ["search"],
+            "timeout": 5.0,
+        },
+    }
+    again = recorded({"settings": msgspec.json.decode(msgspec.json.encode(kept))})
+    assert manifest(again) == kept
+    check_servers(again.mcp_servers)
+    assert "t0ken-of-files" not in resume_command(settings, [])
+
+
+def test_a_resume_notices_another_module_and_other_servers() -> None:
+    def invocation(sha: str, **servers: McpServer) -> Invocation:
+        settings = manifest(msgspec.structs.replace(load(), mcp_servers=servers))
+        return Invocation(
+            run_name="r",
+            settings=settings,
+            dataset={},
+            versions={},
+            backend="local",
+            started_at="2026-01-01T00:00:00.000Z",
+            host="h",
+            tools_sha256=sha,
+        )
+
+    one, other = McpServer(command="x"), McpServer(command="y")
+    before = msgspec.to_builtins(invocation("1", a=one))
+    assert differences(before, invocation("1", a=one)) == []
+    assert [told.partition(":")[0] for told in differences(before, invocation("2", a=one))] == ["tools_module"]
+    for changed in (invocation("1", a=other), invocation("1"), invocation("1", b=one)):
+        assert [told.partition(":")[0] for told in differences(before, changed)] == ["mcp_servers"]
+
+
+def listed(server: str, tool: str) -> ListedTool:
+    spec = ToolSpec(f"mcp_{server}_{tool}", "A tool.", {"type": "object", "properties": {}})
+    return ListedTool(server=server, name=tool, spec=spec)
+
+
+def test_a_catalog_knows_servers_and_what_is_lacking() -> None:
+    servers = {"a": McpServer(command="x"), "b": McpServer(command="y", tools=("t",)), "c": McpServer(command="z")}
+    listing = Listing(
+        tools=(listed("a", "one"), listed("a", "two")), protocols={"a": "1"}, lacking={"b": "gone", "c": "off"}
+    )
+    catalog = open_catalog(Sources(servers=servers, listing=listing), {"todo": "time"})
+    assert catalog.toolsets["a"] == ("mcp_a_one", "mcp_a_two")
+    assert catalog.missing(["a", "b", "c", "mcp_b_t", "todo"]) == {
+        "b": "gone",
+        "c": "off",
+        "mcp_b_t": "gone",
+        "todo": "time",
+    }
+    assert [tool.spec.name for tool in catalog.select(catalog.resolve_names(["a", "b", "c"]), ["mcp_a_two"])] == [
+        "mcp_a_one"
+    ]
+    assert catalog.toolset_of("mcp_a_one") == "a"
+    states = {name: (tools, state) for name, tools, state in catalog.describe()}
+    assert states["c"] == ("", "off")
+    assert states["a"] == ("mcp_a_one, mcp_a_two", "ready")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "def mcp_a_one():\n    'One.'\nTOOLS = [mcp_a_one]",
+            "tool mcp_a_one: it is both the tools_module's and an MCP",
+        ),
+        ("def f():\n    'One.'\nTOOLS = [f]\nTOOLSETS = {'a': ['f']}", "toolset a: it is both"),
+        ("DISTRIBUTIONS = {'d': {'a': 50, 'b': 1}}", "DISTRIBUTIONS d: Unknown tool or toolset 'b'"),
+    ],
+)
+def test_names_of_module_and_servers_are_kept_apart(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    listing = Listing(tools=(listed("a", "one"),), protocols={"a": "1"})
+    with pytest.raises(UsageProblem) as caught:
+        open_catalog(Sources(module=f"{tmp_path}/mine.py", servers={"a": McpServer(command="x")}, listing=listing), {})
+    assert told in str(caught.value)

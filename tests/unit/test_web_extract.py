@@ -1,0 +1,187 @@
+"""Bytes to text: kinds, charsets, Markdown of whole pages, bounds."""
+
+import signal
+import time
+
+import pytest
+
+from tests.web_site import document, pdf
+from tools.web.extract import (
+    Job,
+    Overtime,
+    Text,
+    at_most,
+    charset_named,
+    decoded,
+    finished,
+    kind_of,
+    read_text,
+    refused,
+)
+
+
+def job(body: bytes | str, media_type: str = "text/html", charset: str = "", cut: str = "") -> Job:
+    data = body.encode() if isinstance(body, str) else body
+    return Job(url="http://example.com/a/b?c", media_type=media_type, charset=charset, body=data, cut=cut)
+
+
+def test_types_that_may_be_text() -> None:
+    for media_type in (
+        "text/html",
+        "text/x-python",
+        "application/json",
+        "application/ld+json",
+        "application/xhtml+xml",
+    ):
+        assert refused(media_type) == ""
+    for media_type in ("", "application/octet-stream", "application/pdf", "application/x-yaml", "image/svg+xml"):
+        assert refused(media_type) == ""
+    assert refused("application/zip") == "It is application/zip, which is no text"
+    assert "vision_analyze" in refused("image/png")
+    for media_type in ("video/mp4", "application/vnd.ms-excel", "application/x-json-not", "application/javascript2"):
+        assert refused(media_type)
+
+
+def test_the_bytes_tell_the_kind_where_the_type_does_not() -> None:
+    assert kind_of(job("%PDF-1.4", "text/html")) == "pdf"
+    assert kind_of(job("<p>hi", "application/xhtml+xml")) == "html"
+    assert kind_of(job("  <!doctype HTML>", "")) == "html"
+    assert kind_of(job("<html lang=en>", "text/plain")) == "html"
+    assert kind_of(job("plain", "application/octet-stream")) == "text"
+    assert kind_of(job(b"\x7fELF\0\0", "application/octet-stream")) == ""
+    assert kind_of(job(b"\x7fELF\0\0", "text/plain")) == ""
+    assert kind_of(job("hi".encode("utf-16"), "text/plain")) == "text"
+    assert kind_of(job("hi".encode("utf-16-le"), "text/plain", "utf-16le")) == "text"
+    assert kind_of(job("no pdf", "application/pdf")) == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "charset", "text"),
+    [
+        ("Grüße".encode(), "", "Grüße"),
+        ("Grüße".encode("latin-1"), "iso-8859-1", "Grüße"),
+        (b"\x93quoted\x94 \x80", "ISO-8859-1", "“quoted” €"),
+        ("你好".encode("gb18030"), "GB2312", "你好"),
+        ("日本".encode("cp932"), "x-sjis", "日本"),
+        ("Grüße".encode("utf-16"), "utf-8", "Grüße"),
+        ("Grüße".encode("utf-32"), "", "Grüße"),
+        (b"\xef\xbb\xbfhi", "latin-1", "hi"),
+        ("Grüße".encode("cp1252"), "utf-8", "Grüße"),
+        (b'<meta charset="koi8-r">' + "мир".encode("koi8-r"), "", '<meta charset="koi8-r">мир'),
+        (b'<?xml version="1.0" encoding="cp1251"?>' + "мир".encode("cp1251"), "", None),
+        (b'<meta charset="cp1251">' + "мир".encode(), "utf-8", '<meta charset="cp1251">мир'),
+        ("a€".encode()[:2], "", "a"),
+        ("cut €".encode()[:-1], "utf-8", "cut "),
+        (b"plain", "hex", "plain"),
+        (b"plain", "unicode_escape", "plain"),
+        (b"plain", "no\0charset", "plain"),
+        (b"", "", ""),
+    ],
+)
+def test_charsets(body: bytes, charset: str, text: str | None) -> None:
+    read = decoded(body, charset, html=True)
+    assert read == text if text is not None else read.endswith("мир")
+
+
+def test_bytes_of_no_charset_are_read_all_the_same() -> None:
+    text = decoded(bytes(range(256)) * 20, "utf-8", html=False)
+    assert "ABC" in text
+    assert charset_named("zip") == charset_named("idna") == charset_named("x" * 1000) == ""
+
+
+PAGE = """<html><head><title> A
+ page </title><style>x</style></head><body onload=x()><h1>Head <i>line</i></h1>intro <br>second line
+<p>See <a href="../up">the   <b>upper</b> page</a>, <a href="#here">here</a>, <a href="javascript:x()">script</a>,
+<a href="http://other.example/a b)">other</a>.</p><ul><li>one<li>two <ul><li>inner</ul></ul>
+<table><tr><th>a<th>b<tr><td>1<td>2</table><pre>def f():
+    return  1
+</pre><img src=x alt="a cat"><script>never()</script><p hidden>never</p><div style="display: none">never</div>
+<!-- never --><template>never</template>tail</body></html>"""
+
+
+MARKDOWN = """# Head line
+
+intro
+second line
+
+See [the upper page](http://example.com/up), here, script, [other](http://other.example/a%20b%29).
+
+- one
+- two
+
+- inner
+
+| a | b
+| 1 | 2
+
+```
+def f():
+    return  1
+
+```
+
+[picture: a cat] tail"""
+
+
+def test_a_whole_page_as_markdown() -> None:
+    text = read_text(job(PAGE))
+    assert text.title == "A page"
+    assert text.content == MARKDOWN
+
+
+def test_an_article_is_found_within_its_page() -> None:
+    body = "".join(f"<p>Sentence {number} of an article that is long enough to be one.</p>" for number in range(20))
+    text = read_text(job(document("News", f"<article><h1>News</h1>{body}</article>")))
+    assert text.title == "News"
+    assert text.content.startswith("# News")
+    assert "Imprint" not in text.content
+    assert "never shown" not in text.content
+
+
+def test_pages_without_text() -> None:
+    for body in ("", " ", "<html><script>fill()</script></html>", "<!-- -->"):
+        text = read_text(job(body))
+        assert (text.content, "no text" in text.error) == ("", True), body
+    assert "binary" in read_text(job(b"\0\1\2", "")).error
+
+
+def test_plain_text_and_json_stay_as_they_are() -> None:
+    assert read_text(job('{"a": [1,\r\n 2]}', "application/json")).content == '{"a": [1,\n 2]}'
+    assert read_text(job("<b>not html</b>", "text/plain")).content == "<b>not html</b>"
+
+
+def test_text_is_bounded_and_clean() -> None:
+    text = finished("t" * 9000, "x" * 3_000_000, "")
+    assert len(text.title) == 500
+    assert 2_000_000 <= len(text.content) < 2_000_200
+    assert text.content.endswith("[The rest is missing: it has more than 2,000,000 characters]")
+    assert finished("a\ud800", "b\udfff\0", "the connection broke") == Text(
+        title="a?", content="b?\ufffd\n\n[The rest is missing: the connection broke]"
+    )
+
+
+def test_pdfs() -> None:
+    text = read_text(job(pdf("First page.", "Second (page)."), ""))
+    assert (text.title, text.content) == ("A paper on tides", "First page.\n\nSecond (page).")
+    assert "pictures" in read_text(job(pdf(""), "application/pdf")).error
+    assert "password" in read_text(job(pdf("x", locked=True), "application/pdf")).error
+    assert "cannot be read" in read_text(job(b"%PDF-1.4\n nothing", "application/pdf")).error
+    assert "larger" in read_text(job(pdf("x"), "application/pdf", cut="it is larger than 10 bytes")).error
+
+
+def test_a_time_limit_leaves_the_timer_that_was_set() -> None:
+    usual = signal.getsignal(signal.SIGALRM)
+    before = signal.getitimer(signal.ITIMER_REAL)[0]
+
+    def work() -> None:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            try:
+                sum(range(1000))
+            except Exception:  # noqa: BLE001 - as the libraries do
+                continue
+
+    with pytest.raises(Overtime), at_most(0.05):
+        work()
+    assert signal.getsignal(signal.SIGALRM) is usual
+    assert bool(signal.getitimer(signal.ITIMER_REAL)[0]) == bool(before)

@@ -1,0 +1,57 @@
+"""Which browser is run, and how: the system's Chromium, with few rights and no variable of ours."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from tools.services import ToolSettings
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
+_PLAYWRIGHTS_OWN = (
+    *("chromium-*/chrome-linux*/chrome", "chromium_headless_shell-*/*/headless_shell"),
+    "chromium_headless_shell-*/*/chrome-headless-shell",
+)
+
+SWITCHES = (
+    *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",  # nothing goes around the gateway
+)
+
+
+def lacks_browser(settings: ToolSettings, environ: Mapping[str, str]) -> str:
+    """See `tools.toolsets.NEEDS`."""
+    if importlib.util.find_spec("playwright") is None:
+        return "the package playwright: pip install 'batch-runner[browser]'"
+    if not find_program(settings, environ):
+        if settings.browser_program:
+            return f"the program {settings.browser_program} that --browser_program names"
+        return "a browser: apt-get install chromium, or name one by --browser_program"
+    return ""
+
+
+def find_program(settings: ToolSettings, environ: Mapping[str, str]) -> str:
+    """The path of the browser to run: the one named, else one on PATH, else what `playwright install` has brought; ""
+    if there is none."""
+    path = environ.get("PATH", USUAL_PATH)
+    if settings.browser_program:
+        return shutil.which(settings.browser_program, path=path) or ""
+    found = (shutil.which(name, path=path) for name in _NAMES)
+    return next(filter(None, found), "") or _playwrights_own(environ)
+
+
+def _playwrights_own(environ: Mapping[str, str]) -> str:
+    home = Path(environ.get("HOME", "/nonexistent"))
+    place = Path(environ.get("PLAYWRIGHT_BROWSERS_PATH") or home / ".cache/ms-playwright")
+    for pattern in _PLAYWRIGHTS_OWN:
+        if found := sorted(place.glob(pattern)):
+            return str(found[-1])
+    return ""
+
+
+def may_use_sandbox() -> bool:
+    """Whether Chromium's own sandbox is left on: it does not start as root."""
+    return os.geteuid() != 0

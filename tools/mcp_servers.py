@@ -1,0 +1,278 @@
+"""MCP servers as toolsets: what a run is told of a server, the names of its tools, and what stays out of files. Pure.
+
+A server's tools are called `mcp_SERVER_TOOL`, with `_` for whatever is no letter or digit; the toolset is called as the
+server.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tools.base import ToolSpec
+from tools.errors import UsageProblem
+from tools.toolsets import ALIASES, BUILT_IN_TOOLS, TOOLSETS
+
+LONGEST_NAME = 64  # characters that endpoints take for a tool's
+HIDDEN = "[REDACTED]"
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_REFERENCE = re.compile(rf"(?:\w+ )?{_VARIABLE.pattern}")
+_SECRET = re.compile(
+    r"(?:.*[_-])?(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS|AUTHORIZATION|COOKIE)", re.IGNORECASE
+)
+_SECRET_QUERY = re.compile(r"(?<=[?&])([^=&#]*(?:key|token|secret|password)[^=&#]*=)(?!\$\{)[^&#]*", re.IGNORECASE)
+_USER = re.compile(r"(?<=://)(?!\$\{)[^/?#@]*@")
+
+
+class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a server is reached: a program that speaks over its stdin and stdout, or a URL (streamable HTTP).
+
+    `args`, `env`, `url` and `headers` may say `${VARIABLE}` for a value of the environment. `tools`: these of the
+    server's tools only; `timeout`: seconds for one call, its own start included."""
+
+    command: str | tuple[str, ...] = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    cwd: str = ""
+    url: str = ""
+    headers: dict[str, str] = {}
+    type: str = ""  # stdio or http, as the usual files say; it follows from the rest
+    tools: tuple[str, ...] = ()
+    timeout: Annotated[float, Meta(gt=0, le=3600)] | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The program and its arguments. A command that is one text and has no `args` is read as a shell would."""
+        if isinstance(self.command, tuple):
+            return (*self.command, *self.args)
+        return (self.command, *self.args) if self.args else tuple(shlex.split(self.command))
+
+
+class ListedTool(Struct, frozen=True, kw_only=True):
+    """A tool as its server lists it. `name` is the server's own, `spec.name` the one that models are told."""
+
+    server: str
+    name: str
+    spec: ToolSpec
+
+
+class Listing(Struct, frozen=True, kw_only=True):
+    """What servers were found to have. `protocols`: server -> version of the protocol that was agreed on; `lacking`:
+    server -> why it cannot be had."""
+
+    tools: tuple[ListedTool, ...] = ()
+    protocols: dict[str, str] = {}
+    lacking: dict[str, str] = {}
+
+
+def check_servers(servers: Mapping[str, McpServer]) -> None:
+    """Raises UsageProblem for what cannot be meant."""
+    for name, server in servers.items():
+        if problem := _problem(name, server):
+            raise UsageProblem(f"mcp_servers: {name}: {problem}")
+
+
+def _problem(name: str, server: McpServer) -> str:
+    taken = name in TOOLSETS or name in ALIASES or name in BUILT_IN_TOOLS
+    by_program = {"command": server.command, "args": server.args, "env": server.env, "cwd": server.cwd}
+    checks = {
+        "a name of at most 32 letters, digits, _ and - is needed": not _NAME.fullmatch(name),
+        "this is the name of a built-in tool or toolset: choose another": taken,
+        "give command or url": not server.command and not server.url,
+        "give one of command and url": bool(server.command and server.url),
+        "the type is stdio or http (sse has been given up)": server.type not in ("", "stdio", *_HTTP),
+        f"type {server.type} goes with {'url' if server.type in _HTTP else 'command'}": bool(server.type)
+        and (server.type in _HTTP) != bool(server.url),
+        "url: expected one that starts with http:// or https://": bool(server.url)
+        and not re.match(r"https?://|\$\{", server.url),
+        "headers go with url": bool(server.headers and not server.url),
+        "args, env and cwd go with command": bool(server.url and any(by_program.values())),
+        "command: its quotes are not closed": not _splits(server),
+    }
+    return next((problem for problem, is_so in checks.items() if is_so), "")
+
+
+_HTTP = ("http", "streamable-http", "streamable_http", "streamableHttp")
+
+
+def _splits(server: McpServer) -> bool:
+    try:
+        return bool(server.words) or not server.command
+    except ValueError:
+        return False
+
+
+def as_meant(given: Any) -> Any:
+    """Servers as files usually have them: maybe under `mcpServers` or `mcp_servers`, numbers among the texts."""
+    if isinstance(given, dict) and len(given) == 1:
+        key = next(iter(given))
+        if key in ("mcpServers", "mcp_servers") and isinstance(given[key], dict):
+            given = given[key]
+    if not isinstance(given, dict):
+        return given
+    return {
+        name: {key: _texts(key, value) for key, value in server.items()} if isinstance(server, dict) else server
+        for name, server in given.items()
+    }
+
+
+def _texts(key: str, value: Any) -> Any:
+    if key in ("env", "headers") and isinstance(value, dict):
+        return {name: _text(each) for name, each in value.items()}
+    if key in ("args", "command") and isinstance(value, list):
+        return [_text(each) for each in value]
+    return value
+
+
+def _text(value: Any) -> Any:
+    """8080 as "8080", true as "true"."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+# --- names
+
+
+def listed_tools(server: str, wanted: Sequence[str], found: Sequence[tuple[str, str, Any]]) -> tuple[ListedTool, ...]:
+    """A server's tools (name, description, JSON schema of the arguments) under our names; `wanted`: these only, if any.
+    UsageProblem for a wanted one that is not there and for names that become one."""
+    names = [name for name, _, _ in found]
+    for name in wanted:
+        if name not in names:
+            raise UsageProblem(f"it has no tool {name!r}; it has {', '.join(names) or 'none'}")
+    tools = [
+        ListedTool(server=server, name=name, spec=ToolSpec(our_name(server, name), description, _parameters(schema)))
+        for name, description, schema in found
+        if not wanted or name in wanted
+    ]
+    refuse_equal_names(tools)
+    return tuple(tools)
+
+
+def refuse_equal_names(tools: Sequence[ListedTool]) -> None:
+    """Raises UsageProblem."""
+    seen: dict[str, ListedTool] = {}
+    for tool in tools:
+        other = seen.setdefault(tool.spec.name, tool)
+        if other is not tool:
+            both = f"{other.server}'s {other.name} and {tool.server}'s {tool.name}"
+            raise UsageProblem(f"{both} would both be called {tool.spec.name}: leave one out (tools: [...])")
+
+
+def our_name(server: str, tool: str) -> str:
+    """What a tool is called here: as endpoints take it, and as a script can call it."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", f"mcp_{server}_{tool}")
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}_{sha256(tool.encode(errors='replace')).hexdigest()[:8]}"
+
+
+def _parameters(schema: Any) -> dict[str, Any]:
+    """As endpoints take it: of type object, with properties."""
+    given = dict(schema) if isinstance(schema, Mapping) else {}
+    given.pop("$schema", None)
+    properties = given.get("properties")
+    return {**given, "type": "object", "properties": properties if isinstance(properties, dict) else {}}
+
+
+# --- what the environment holds
+
+
+def expanded(text: str, environ: Mapping[str, str]) -> str:
+    """The text with every `${VARIABLE}` replaced. UsageProblem for one that is not set."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in environ:
+            raise UsageProblem(f"the variable {found[1]} is not set")
+        return environ[found[1]]
+
+    return _VARIABLE.sub(value, text)
+
+
+def filled(server: McpServer, environ: Mapping[str, str]) -> McpServer:
+    """The server as it is to be reached. UsageProblem."""
+    return msgspec.structs.replace(
+        server,
+        command=tuple(expanded(word, environ) for word in server.words),
+        args=(),
+        env={name: expanded(value, environ) for name, value in server.env.items()},
+        url=expanded(server.url, environ),
+        headers={name: expanded(value, environ) for name, value in server.headers.items()},
+    )
+
+
+def secret_variables(servers: Mapping[str, McpServer], environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that carry the keys in servers' `env` and `headers` to the processes that use them, and by which they
+    are known as keys; none for a key that refers to a variable that is not set."""
+    found: dict[str, str] = {}
+    for server, name, text in _secret_texts(servers):
+        variable = _variable(server, name)
+        try:
+            secret = expanded(text.rpartition(" ")[2], environ)
+        except UsageProblem:
+            continue  # said when the server is looked at
+        if found.setdefault(variable, secret) != secret:
+            raise UsageProblem(f"mcp_servers: {server}: {name}: another server's cannot be told from it: rename one")
+    return found
+
+
+def without_secrets(servers: Mapping[str, McpServer], environ: Mapping[str, str]) -> dict[str, McpServer]:
+    """The servers with those variables, where they are set, in place of the keys."""
+
+    def kept(server: str, values: Mapping[str, str]) -> dict[str, str]:
+        return {name: _referred(server, name, text, environ) for name, text in values.items()}
+
+    return {
+        name: msgspec.structs.replace(server, env=kept(name, server.env), headers=kept(name, server.headers))
+        for name, server in servers.items()
+    }
+
+
+def _secret_texts(servers: Mapping[str, McpServer]) -> Iterator[tuple[str, str, str]]:
+    for server, told in servers.items():
+        yield from ((server, name, text) for name, text in {**told.env, **told.headers}.items() if _is_secret(name))
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET.fullmatch(name) is not None
+
+
+def _variable(server: str, name: str) -> str:
+    """Its last word says to everybody that this is a secret."""
+    return re.sub(r"[^A-Z0-9]", "_", f"MCP_{server}_{name}_TOKEN".upper())
+
+
+def _referred(server: str, name: str, text: str, environ: Mapping[str, str]) -> str:
+    """`Bearer KEY` keeps its first word."""
+    variable = _variable(server, name)
+    if not _is_secret(name) or variable not in environ:
+        return text
+    scheme, blank, _ = text.rpartition(" ")
+    return f"{scheme}{blank}${{{variable}}}"
+
+
+def for_the_record(servers: Mapping[str, McpServer]) -> dict[str, Any]:
+    """The servers as plain values without what may be secret: of `env` and `headers` the names, and the values that are
+    `${VARIABLE}`; no user and no keys in a URL."""
+
+    def shown(values: Mapping[str, str]) -> dict[str, str]:
+        return {name: text if _REFERENCE.fullmatch(text) else HIDDEN for name, text in values.items()}
+
+    return {
+        name: msgspec.to_builtins(
+            msgspec.structs.replace(
+                server,
+                env=shown(server.env),
+                headers=shown(server.headers),
+                url=_SECRET_QUERY.sub(rf"\1{HIDDEN}", _USER.sub("", server.url)),
+            )
+        )
+        for name, server in servers.items()
+    }

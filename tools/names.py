@@ -1,0 +1,22 @@
+"""The names of files that are made for a task. A leaf."""
+
+import hashlib
+import re
+from urllib.parse import quote
+
+NAME_BYTES = 150
+_SAMPLE_SUFFIX = re.compile(r"__s\d+$")
+_HASH_DIGITS = 16
+
+
+def file_name(task_id: str, sample_index: int = 0) -> str:
+    """The task's name as files have it, without an ending: of letters, digits, `.`, `_`, `-` and `%` alone, at most 150
+    bytes; further samples of a row end in `__sK`."""
+    name = quote(task_id, safe="").replace("~", "%7E")
+    if _SAMPLE_SUFFIX.search(name):  # or it would be another row's sample
+        name = "%5F_".join(name.rsplit("__", 1))
+    suffix = f"__s{sample_index}" if sample_index else ""
+    if len(name) + len(suffix) > NAME_BYTES:
+        digest = hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
+        name = f"{name[: NAME_BYTES - len(suffix) - len(digest) - 1]}-{digest}"
+    return name + suffix
