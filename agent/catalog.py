@@ -9,8 +9,8 @@ from msgspec import Struct
 from agent.faults import Fault, attempted
 from tools.base import Tool
 from tools.errors import UsageProblem
-from tools.mcp_servers import Listing, McpServer, our_name
-from tools.mcp_tools import McpTool
+from tools.mcp.servers import Listing, McpServer, our_name
+from tools.mcp.tools import McpTool
 from tools.own import OwnTools, load_own
 from tools.toolsets import Catalog
 

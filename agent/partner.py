@@ -10,7 +10,7 @@ from agent.models.base import Model
 from agent.types import Message, Reply
 from tools.base import Delivery, Errand, Picture, ToolSpec
 from tools.errors import ToolError
-from tools.pictures import data_url, fitted
+from tools.pictures.pictures import data_url, fitted
 
 OF_THE_RUN = ("budget", "interrupt")
 """Why a gate lets no request go any more, where that is nothing about its endpoint."""

@@ -15,7 +15,7 @@ from batch.options import Option
 from batch.progress import silence
 from batch.settings import CONFIG, Action, RunSettings, run_options
 from tools.errors import UsageProblem
-from tools.mcp_servers import check_servers
+from tools.mcp.servers import check_servers
 
 if TYPE_CHECKING:
     from tools.toolsets import Catalog

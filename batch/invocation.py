@@ -41,7 +41,7 @@ from batch.summary import RunSummary, SummaryOptions, finalize
 from tools.environments.base import Owner
 from tools.environments.owner import current_owner
 from tools.errors import UsageProblem
-from tools.mcp_servers import secret_variables
+from tools.mcp.servers import secret_variables
 from tools.services import IMAGE_KEY, SEARCH_KEY
 
 JUDGE_SECONDS = 60.0  # for one row, when rows are judged anew

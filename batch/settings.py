@@ -31,7 +31,7 @@ from batch.options import (
     read_yaml,
 )
 from tools.errors import UsageProblem
-from tools.mcp_servers import McpServer, as_meant, check_servers, for_the_record
+from tools.mcp.servers import McpServer, as_meant, check_servers, for_the_record
 
 MOST = 10**12  # sums and products of such numbers stay within the 64 bits of files and messages
 Count = Annotated[int, Meta(ge=1, le=MOST)]

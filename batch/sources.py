@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from agent.catalog import Sources
 from batch.settings import RunSettings
 from tools.errors import UsageProblem
-from tools.mcp_servers import without_secrets
-from tools.mcp_sessions import look
+from tools.mcp.servers import without_secrets
+from tools.mcp.sessions import look
 
 
 async def find_sources(settings: RunSettings, environ: Mapping[str, str]) -> Sources:

@@ -21,9 +21,9 @@ TOOLS = {
     "web_search": "tools.web.search:WEB_SEARCH",
     "web_extract": "tools.web.pages:WEB_EXTRACT",
     "todo": "tools.todo:TODO",
-    "execute_code": "tools.execute_code:EXECUTE_CODE",
+    "execute_code": "tools.code.execute_code:EXECUTE_CODE",
     "delegate_task": "tools.delegation:DELEGATE_TASK",
-    "vision_analyze": "tools.vision:VISION_ANALYZE",
+    "vision_analyze": "tools.pictures.vision:VISION_ANALYZE",
     "browser_navigate": "tools.browser.tools:NAVIGATE",
     "browser_snapshot": "tools.browser.tools:SNAPSHOT",
     "browser_click": "tools.browser.tools:CLICK",
@@ -34,14 +34,14 @@ TOOLS = {
     "browser_get_images": "tools.browser.tools:GET_IMAGES",
     "browser_console": "tools.browser.tools:CONSOLE",
     "browser_vision": "tools.browser.tools:VISION",
-    "image_generate": "tools.image_generation:IMAGE_GENERATE",
+    "image_generate": "tools.pictures.image_generation:IMAGE_GENERATE",
 }
 """Tool -> "module:OBJECT"."""
 
 NEEDS: dict[str, str] = {
     "web_search": "tools.web.search:find_lack",
     "web_extract": "tools.web.pages:find_lack",
-    "vision_analyze": "tools.vision:lacks_eye",
+    "vision_analyze": "tools.pictures.vision:lacks_eye",
     "browser_navigate": "tools.browser.program:lacks_browser",
     "browser_snapshot": "tools.browser.program:lacks_browser",
     "browser_click": "tools.browser.program:lacks_browser",
@@ -51,8 +51,8 @@ NEEDS: dict[str, str] = {
     "browser_press": "tools.browser.program:lacks_browser",
     "browser_get_images": "tools.browser.program:lacks_browser",
     "browser_console": "tools.browser.program:lacks_browser",
-    "browser_vision": "tools.vision:lacks_browser_eye",
-    "image_generate": "tools.image_services:lacks_image_service",
+    "browser_vision": "tools.pictures.vision:lacks_browser_eye",
+    "image_generate": "tools.pictures.image_services:lacks_image_service",
 }
 """Tool -> "module:FUNCTION" of those that need more than a sandbox. The function takes `ToolSettings` and the
 environment and says what is missing and how to mend it, in one line; "" if nothing is."""

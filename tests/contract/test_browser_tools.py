@@ -27,7 +27,7 @@ from tools.environments.base import EnvironmentSpec, Owner
 from tools.environments.owner import start_time
 from tools.environments.table import load_backend
 from tools.errors import ToolError
-from tools.pictures import size_of
+from tools.pictures.pictures import size_of
 from tools.services import Services, ToolSettings
 from tools.web.addresses import addresses_of
 

@@ -20,9 +20,9 @@ from agent.partner import ConversationPartner
 from agent.text import Redactor
 from tests.contract.environments import eventually, open_sandbox, printed
 from tools.base import Tool, ToolContext, ToolSpec
+from tools.code.execute_code import LIMITS, CodeArguments, CodeLimits, execute_code
 from tools.environments.base import Environment, Limits
 from tools.errors import EnvironmentLost, ToolError
-from tools.execute_code import LIMITS, CodeArguments, CodeLimits, execute_code
 from tools.toolsets import load_tool
 
 SECRET = "secret-that-must-not-show"

@@ -18,9 +18,9 @@ import pytest
 from tests.e2e.program import is_gone, wait_until
 from tools.base import ToolContext
 from tools.errors import ToolError, UsageProblem
-from tools.mcp_servers import Listing, McpServer
-from tools.mcp_sessions import look
-from tools.mcp_tools import McpTool
+from tools.mcp.servers import Listing, McpServer
+from tools.mcp.sessions import look
+from tools.mcp.tools import McpTool
 from tools.services import Services, ToolSettings
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +141,7 @@ import asyncio, os, sys
 sys.path.insert(0, {root!r})
 from tests.contract.test_mcp_servers import SERVER, Task, program
 from tools.base import ToolSpec
-from tools.mcp_servers import ListedTool, Listing
+from tools.mcp.servers import ListedTool, Listing
 
 async def main():
     server = program(SERVER, env={{"STAYS": "1"}})

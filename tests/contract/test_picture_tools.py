@@ -15,10 +15,10 @@ from batch.store import RunDirectory
 from tests.contract.toolbox import Toolbox, open_toolbox
 from tests.endpoint import Endpoint, tool_call
 from tests.picture_service import PictureService, png
-from tools import image_generation
 from tools.base import Delivery, Errand, Picture, ToolSpec
 from tools.errors import ToolError, UsageProblem
-from tools.pictures import data_of, size_of
+from tools.pictures import image_generation
+from tools.pictures.pictures import data_of, size_of
 from tools.services import IMAGE_KEY, Services, ToolSettings
 
 PNG = png()
@@ -146,7 +146,7 @@ async def test_a_model_that_gives_no_answer_is_told(studio: Studio) -> None:
 
 
 async def test_a_time_limit_for_reading(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.pictures.LOAD_SECONDS", 0.2)
+    monkeypatch.setattr("tools.pictures.pictures.LOAD_SECONDS", 0.2)
     assert "within 0.2 s" in (await studio.look(f"{studio.service.site}/never"))["error"]
 
 

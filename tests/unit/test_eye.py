@@ -25,8 +25,8 @@ from batch.settings import RunSettings
 from tests.unit.test_gate import BAD_KEY, LIMITED, LOST, OK, always, blocked, gate_of, now, once, virtual
 from tools.browser.program import lacks_browser
 from tools.errors import UsageProblem
+from tools.pictures.vision import lacks_browser_eye, lacks_eye
 from tools.services import IMAGE_KEY, ToolSettings
-from tools.vision import lacks_browser_eye, lacks_eye
 
 OWN, OTHER = "http://127.0.0.1:8/v1", "http://127.0.0.1:9/v1"
 

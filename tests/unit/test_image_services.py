@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from tools.base import Picture
-from tools.image_services import ImageFailed, failure_of, find_service, lacks_image_service, picture_url, request_for
+from tools.pictures.image_services import (
+    ImageFailed,
+    failure_of,
+    find_service,
+    lacks_image_service,
+    picture_url,
+    request_for,
+)
 from tools.services import IMAGE_KEY, ToolSettings
 
 OPENAI, FAL = "https://api.openai.com/v1", "https://fal.run"

@@ -14,7 +14,7 @@ from batch.manifest import Invocation, differences
 from batch.settings import RunSettings, load_settings, manifest, recorded, resume_command
 from tools.base import ToolSpec
 from tools.errors import UsageProblem
-from tools.mcp_servers import ListedTool, Listing, McpServer, check_servers, filled, secret_variables, without_secrets
+from tools.mcp.servers import ListedTool, Listing, McpServer, check_servers, filled, secret_variables, without_secrets
 
 BASE = ["--dataset_file=d.jsonl", "--run_name=r", "--model=m"]
 SERVERS = {

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tools import pictures
 from tools.base import Picture
 from tools.errors import ToolError
-from tools.pictures import LARGEST_SHOWN, data_of, fitted, media_type, picture_of, size_of
+from tools.pictures import pictures
+from tools.pictures.pictures import LARGEST_SHOWN, data_of, fitted, media_type, picture_of, size_of
 
 
 def made(form: str, size: tuple[int, int] = (31, 17), mode: str = "RGB", **options: Any) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from tools.base import Picture
-from tools.pictures import data_url
+from tools.pictures.pictures import data_url
 from tools.services import IMAGE_KEY, ToolSettings
 
 OPENAI_URL, OPENAI_KEY, OPENAI_MODEL = "https://api.openai.com/v1", "OPENAI_API_KEY", "gpt-image-1"

@@ -1,6 +1,6 @@
 """The tool `execute_code`: a Python script inside the task's sandbox that calls the task's tools.
 
-`tools.execute_code_child` runs in the sandbox, starts the script, keeps what it prints and carries its calls here, over
+`tools.code.child` runs in the sandbox, starts the script, keeps what it prints and carries its calls here, over
 the stdin and stdout of a background process: the same on every backend.
 """
 
@@ -20,11 +20,11 @@ from msgspec import Meta, Struct
 
 from tools.arguments import TypedTool
 from tools.base import ToolContext, ToolSpec
+from tools.code.child import LONGEST_CALL, Lines
+from tools.code.module import module_text
 from tools.environments.base import Process
 from tools.environments.ending import to_the_end
 from tools.errors import EnvironmentLost, ToolError
-from tools.execute_code_child import LONGEST_CALL, Lines
-from tools.execute_code_module import module_text
 from tools.text import without_escapes
 from tools.toolsets import BUILT_IN_TOOLS
 
@@ -272,7 +272,7 @@ class Script:
 
 @cache
 def _command() -> str:
-    text = Path(__file__).with_name("execute_code_child.py").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("child.py").read_text(encoding="utf-8")
     return f"exec python3 -I -S -c {shlex.quote(text)}"
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from tools.base import ToolContext
 from tools.errors import ToolError, UsageProblem
-from tools.mcp_servers import HIDDEN, ListedTool, Listing, McpServer, filled, listed_tools, refuse_equal_names
+from tools.mcp.servers import HIDDEN, ListedTool, Listing, McpServer, filled, listed_tools, refuse_equal_names
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -32,7 +32,7 @@ PAGES = 100
 _TOLD_OF_STDERR = 300  # characters
 _SHORTEST_SECRET = 6
 _LOST_CODE, _LOST_TEXT = -32000, "Session terminated"  # how the SDK says that a connection or a session is no more
-_GUARD = str(Path(__file__).with_name("mcp_guard.py"))
+_GUARD = str(Path(__file__).with_name("guard.py"))
 
 
 class Session:

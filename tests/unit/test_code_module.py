@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tools import execute_code_child
 from tools.base import ToolSpec
-from tools.execute_code_child import Kept, Lines
-from tools.execute_code_module import module_text
+from tools.code import child
+from tools.code.child import Kept, Lines
+from tools.code.module import module_text
 from tools.toolsets import TOOLS, load_tool
 
 
@@ -30,7 +30,7 @@ def module_of(*specs: ToolSpec) -> Any:
 
 
 def test_every_python_from_3_6_on_can_read_it() -> None:
-    sources = [module_text([load_tool(name).spec for name in TOOLS]), Path(execute_code_child.__file__).read_text()]
+    sources = [module_text([load_tool(name).spec for name in TOOLS]), Path(child.__file__).read_text()]
     for source in sources:
         tree = ast.parse(source, feature_version=(3, 6))
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -38,7 +38,7 @@ def test_every_python_from_3_6_on_can_read_it() -> None:
 
 
 def test_it_fits_a_command_line() -> None:
-    assert len(Path(execute_code_child.__file__).read_bytes()) < 50_000
+    assert len(Path(child.__file__).read_bytes()) < 50_000
 
 
 def test_required_ones_come_first_and_the_rest_can_be_left_out() -> None:

@@ -16,7 +16,8 @@ from msgspec import Meta, Struct
 from tools.arguments import TypedTool
 from tools.base import Picture, ToolContext
 from tools.errors import ToolError
-from tools.image_services import (
+from tools.names import file_name
+from tools.pictures.image_services import (
     Aspect,
     ImageFailed,
     ImageRequest,
@@ -28,8 +29,7 @@ from tools.image_services import (
     picture_url,
     request_for,
 )
-from tools.names import file_name
-from tools.pictures import KINDS, bounded, data_of, download, fitted, load_picture, picture_of
+from tools.pictures.pictures import KINDS, bounded, data_of, download, fitted, load_picture, picture_of
 from tools.services import Services
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Started as a program of its own: runs a command and sees to it that nothing of it outlives whoever wanted it.
 
-`python mcp_guard.py PARENT COMMAND [ARGUMENT ...]`. The command has this process's stdin and stdout. When it ends, when
+`python guard.py PARENT COMMAND [ARGUMENT ...]`. The command has this process's stdin and stdout. When it ends, when
 PARENT (the process that started this one) is gone, even by SIGKILL, or on SIGTERM, every descendant is killed, also one
 that has left the group or the session. Linux only.
 """

@@ -9,7 +9,7 @@ from tools.arguments import TypedTool
 from tools.base import ToolContext
 from tools.browser.program import lacks_browser
 from tools.errors import ToolError
-from tools.pictures import is_on_the_web, load_picture
+from tools.pictures.pictures import is_on_the_web, load_picture
 from tools.services import ToolSettings
 from tools.untrusted import marked
 

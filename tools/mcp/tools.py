@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tools.arguments import repaired
 from tools.base import ToolContext, ToolSpec
 from tools.errors import ToolError
-from tools.mcp_servers import ListedTool, McpServer
-from tools.mcp_sessions import TaskSessions
+from tools.mcp.servers import ListedTool, McpServer
+from tools.mcp.sessions import TaskSessions
 from tools.results import result_object
 from tools.untrusted import marked
 
