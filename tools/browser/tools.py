@@ -8,7 +8,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,7 +32,7 @@ MAX_FRAMES = 100
 MAX_VALUE = 15_000  # characters of an evaluated value
 MAX_WHOLE = 2_000_000  # characters of a snapshot that is kept in a file
 MAX_TITLE = 500
-_TRIES = 3  # of a navigation that another one has interrupted
+_TRIES = 3  # of what another navigation has interrupted
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(?!\d+(?:[/?#]|$))", re.IGNORECASE)
 _KEY_NAMES = (
@@ -127,6 +127,7 @@ class Tab(Struct):
         return marked(result, self.page.url[:200])
 
 
+T = TypeVar("T")
 Action = Callable[[Tab], Awaitable[dict[str, Any]]]
 
 
@@ -232,14 +233,16 @@ async def _gone_to(tab: Tab, url: str) -> tuple[str, dict[str, Any]]:
 
 async def _answer(page: "Page", url: str) -> "Response | None":
     """What was under way before can come in between, as can the browser's own page for what went wrong with it; then a
-    second navigation is itself interrupted by the first one. None where the answer went to that one."""
+    second navigation is itself interrupted by the first one. None where the answer went to that one. A network device
+    that comes or goes, such as a container's, breaks off whatever is under way."""
     for tries in reversed(range(_TRIES)):
         try:
             return await page.goto(url, wait_until="commit", timeout=0)
         except playwright_error() as error:
-            if "interrupted by another navigation" not in str(error):
+            is_changed = "ERR_NETWORK_CHANGED" in str(error)
+            if not is_changed and "interrupted by another navigation" not in str(error):
                 raise
-            if page.url.startswith("chrome-error:") and not tries:
+            if not tries and (is_changed or page.url.startswith("chrome-error:")):
                 raise
         if page.url.rstrip("/") == url.rstrip("/"):
             break
@@ -278,7 +281,7 @@ async def snapshot(context: ToolContext, arguments: SnapshotArguments) -> dict[s
 
 
 async def _snapshot(tab: Tab, *, full: bool) -> dict[str, Any]:
-    text, mute = await _text_of(tab)
+    text, mute = await _of_one_page(lambda: _text_of(tab))
     lines = await asyncio.to_thread(_shown, text, full)
     shown = cut(lines)
     if shown.left_out or shown.text.startswith("[..."):
@@ -418,12 +421,23 @@ async def press(context: ToolContext, arguments: PressArguments) -> dict[str, An
     """`{success, pressed}`."""
 
     async def act(tab: Tab) -> dict[str, Any]:
-        element = await _focused(tab.page)
+        element = await _of_one_page(lambda: _focused(tab.page))
         await element.press(key_name(arguments.key), timeout=0)
         await tab.session.settle(tab.limits)
         return {"success": True, "pressed": arguments.key}
 
     return await _acted(context, act)
+
+
+async def _of_one_page(look: Callable[[], Awaitable[T]]) -> T:
+    """What only looks at a page is done again where another page came in its place meanwhile."""
+    for _ in range(_TRIES - 1):
+        try:
+            return await look()
+        except playwright_error() as error:
+            if "Execution context was destroyed" not in str(error):
+                raise
+    return await look()
 
 
 async def _focused(page: "Page") -> "ElementHandle":
@@ -457,7 +471,7 @@ async def get_images(context: ToolContext, arguments: ImagesArguments) -> dict[s
     """`{success, images: [{src, alt, width, height}], count}`; count may be more than are listed."""
 
     async def act(tab: Tab) -> dict[str, Any]:
-        count, images = await tab.page.evaluate(IMAGES, [MAX_IMAGES, MAX_TEXT])
+        count, images = await _of_one_page(lambda: tab.page.evaluate(IMAGES, [MAX_IMAGES, MAX_TEXT]))
         return tab.marked({"success": True, "images": images, "count": count})
 
     return await _acted(context, act)

@@ -40,6 +40,15 @@ class EnvironmentSpec(Struct, frozen=True, kw_only=True):
     command_timeout: float = 180.0
 
 
+class BackendSettings(Struct, frozen=True, kw_only=True):
+    """What a backend is told once, not with each sandbox. Plain values: files by their paths, keys never."""
+
+    ssh_hosts: tuple[str, ...] = ()  # [user@]host[:port]
+    ssh_key: str = ""  # a file; "" = the usual ones, and the agent's
+    ssh_known_hosts: str = ""  # a file; "" = ~/.ssh/known_hosts
+    ssh_capacity: int = 16  # sandboxes that one host holds at once
+
+
 class CommandResult(Struct, frozen=True, kw_only=True):
     """What a foreground command left. `output` is stdout and stderr as one stream, decoded with U+FFFD for bytes that
     are no UTF-8; where it was too long, head and tail with a marker between them that states `omitted_chars`."""

@@ -13,7 +13,7 @@ from tools.environments.processes import kill_all
 
 CONTROLLERS = ("memory", "cpu", "pids")
 _PERIOD = 100_000
-_OPTIONAL = {"memory.memsw.limit_in_bytes", "memory.swap.max"}  # there only if the kernel accounts swap
+OPTIONAL = {"memory.memsw.limit_in_bytes", "memory.swap.max"}  # files that are there only if the kernel accounts swap
 _REMOVE_TRIES = 100
 _REMOVE_PAUSE = 0.005
 
@@ -68,15 +68,16 @@ def make_cgroup(name: str, limits: Limits) -> Cgroup | None:
     try:
         for folder in folders:
             os.mkdir(folder)  # noqa: PTH102 - here and below texts take a tenth of the time of paths
-        for folder, file, text in _settings(bases.version, folders, limits):
-            _write(f"{folder}/{file}", text, optional=file in _OPTIONAL)
+        for folder, file, text in limit_files(bases.version, folders, limits):
+            _write(f"{folder}/{file}", text, optional=file in OPTIONAL)
     except OSError:
         Cgroup(folders).remove()
         return None
     return Cgroup(folders)
 
 
-def _settings(version: int, folders: tuple[str, ...], limits: Limits) -> list[tuple[str, str, str]]:
+def limit_files(version: int, folders: tuple[str, ...], limits: Limits) -> list[tuple[str, str, str]]:
+    """(folder, file, text) of each limit; those that are OPTIONAL may be missing."""
     memory, quota = str(limits.memory_mb << 20), str(int(limits.cpus * _PERIOD))
     first, pids = folders[0], (folders[-1], "pids.max", str(limits.pids))
     if version == 1:

@@ -5,18 +5,17 @@ Formats of the engine's API: https://docs.docker.com/reference/api/engine/ (imag
 
 import asyncio
 import base64
-import fcntl
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tools.environments.locking import alone
 from tools.errors import ImagePullFailed, ImageUnavailable, SetupFailed
 
 if TYPE_CHECKING:
@@ -27,13 +26,17 @@ _TRIES = 3
 _HUB = "https://index.docker.io/v1/"
 # Letters, digits and the separators of name, tag, digest and registry port: nothing that could change the URL's path.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:@/-]|\.(?!\.))*", re.ASCII)
-# What registries say of an image that another try will not bring either.
 _REFUSED = re.compile(
     r"not found|(manifest|name) unknown|not known|denied|unauthorized|authentication required|does not exist"
-    r"|invalid (reference|repository)|must be lower|no matching manifest",
+    r"|invalid (reference|repository)|must be lower|no matching manifest|no such file",
     re.IGNORECASE,
 )
 _RATE_LIMIT = re.compile(r"toomanyrequests|rate limit", re.IGNORECASE)
+
+
+def is_refusal(trouble: str) -> bool:
+    """Whether a registry said of an image what another try will not change."""
+    return bool(_REFUSED.search(trouble) and not _RATE_LIMIT.search(trouble))
 
 
 def one_line(text: str) -> str:
@@ -52,7 +55,7 @@ async def ready_image(engine: "Docker", image: str, seconds: float = PULL_SECOND
     if known := await _inspect(engine, image):
         return known
     try:
-        async with asyncio.timeout(seconds), _alone(image):
+        async with asyncio.timeout(seconds), alone(_lock_file(image)):
             return await _inspect(engine, image) or await _pull_patiently(engine, image)
     except TimeoutError:
         raise ImagePullFailed(f"image {image}: pull not finished within {seconds:g} s") from None
@@ -75,7 +78,7 @@ async def _inspect(engine: "Docker", image: str) -> dict[str, Any]:
 async def _pull_patiently(engine: "Docker", image: str) -> dict[str, Any]:
     for attempt in range(1, _TRIES + 1):
         trouble = await _pull(engine, image)
-        if _REFUSED.search(trouble) and not _RATE_LIMIT.search(trouble):
+        if is_refusal(trouble):
             raise ImageUnavailable(f"image {image}: {one_line(trouble)}")
         if not trouble and (known := await _inspect(engine, image)):
             return known
@@ -114,33 +117,13 @@ async def _error_in(progress: AsyncIterable[bytes]) -> str:
     return ""
 
 
-@asynccontextmanager
-async def _alone(image: str) -> AsyncIterator[None]:
-    """Holds the lock of one image against every process of this user on this machine."""
-    descriptor = _open_lock(image)
-    try:
-        while not _try_lock(descriptor):  # noqa: ASYNC110 - another process frees it; a thread in flock() has no limit
-            await asyncio.sleep(0.1)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _open_lock(image: str) -> int:
+def _lock_file(image: str) -> Path:
+    """Of this user on this machine. Raises SetupFailed."""
     folder = Path(tempfile.gettempdir()) / f"batch-runner-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
         raise SetupFailed(f"{folder} belongs to another user: remove it, or set TMPDIR")
-    path = folder / f"pull-{hashlib.sha256(image.encode()).hexdigest()[:32]}.lock"
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return folder / f"pull-{hashlib.sha256(image.encode()).hexdigest()[:32]}.lock"
 
 
 def _docker_config() -> dict[str, Any]:

@@ -216,6 +216,20 @@ def _remove_place(place: "os.DirEntry[str]", unlock: Callable[[object, str, obje
         shutil.rmtree(place.path, onerror=unlock)
 
 
+def bound_volumes(volumes: Sequence[str]) -> list[tuple[str, str, bool]]:
+    """HOST:SANDBOX[:ro] as (source, target, read only). Raises SetupFailed."""
+    bound = []
+    for volume in volumes:
+        source, _, rest = volume.partition(":")
+        target, _, mode = rest.partition(":")
+        if not Path(source).exists() or not target.startswith("/") or mode not in ("", "rw", "ro"):
+            raise SetupFailed(
+                f"volume {volume!r}: must be HOST:SANDBOX[:ro] with an existing HOST and an absolute path"
+            )
+        bound.append((str(Path(source).resolve()), target, mode == "ro"))
+    return bound
+
+
 def limits_by() -> str:
     """What holds sandboxes to their limits on this machine. Without control groups memory is limited per process, whole
     processors are given, and only bubblewrap limits the number of processes."""

@@ -3,7 +3,7 @@
 import difflib
 import importlib
 
-from tools.environments.base import Backend
+from tools.environments.base import Backend, BackendSettings
 from tools.errors import UsageProblem
 
 BACKENDS = {
@@ -11,29 +11,32 @@ BACKENDS = {
     "docker": "tools.environments.docker:DOCKER",
     "local": "tools.environments.local:LOCAL",
 }
-"""Name to "module:OBJECT"."""
+"""Name to "module:OBJECT"; what can be called makes a backend of the settings."""
+
+_DEFAULTS = BackendSettings()
 
 
-def load_backend(name: str) -> Backend:
+def load_backend(name: str, settings: BackendSettings = _DEFAULTS) -> Backend:
     """Raises UsageProblem for a name that is none, with the nearest ones."""
     if name not in BACKENDS:
         near = difflib.get_close_matches(name, BACKENDS, n=2) or sorted(BACKENDS)
         raise UsageProblem(f"container_backend {name!r} is unknown: did you mean {' or '.join(near)}?")
     module, _, attribute = BACKENDS[name].partition(":")
-    backend: Backend = getattr(importlib.import_module(module), attribute)
+    found = getattr(importlib.import_module(module), attribute)
+    backend: Backend = found(settings) if callable(found) else found
     return backend
 
 
-async def resolve_backend(requested: str, wants_image: bool) -> str:
+async def resolve_backend(requested: str, wants_image: bool, settings: BackendSettings = _DEFAULTS) -> str:
     """The backend to use. `auto` is docker for images, else bubblewrap, else docker; never one that does not isolate.
 
     Raises UsageProblem when it cannot be used here, or has no images and one is wanted.
     """
     if requested != "auto":
-        return await _given(requested, wants_image)
+        return await _given(requested, wants_image, settings)
     missing = []
     for name in ("docker",) if wants_image else ("bubblewrap", "docker"):
-        problem = await load_backend(name).check()
+        problem = await load_backend(name, settings).check()
         if not problem:
             return name
         missing.append(problem)
@@ -48,8 +51,8 @@ async def resolve_backend(requested: str, wants_image: bool) -> str:
     )
 
 
-async def _given(name: str, wants_image: bool) -> str:
-    backend = load_backend(name)
+async def _given(name: str, wants_image: bool, settings: BackendSettings) -> str:
+    backend = load_backend(name, settings)
     if wants_image and not backend.takes_images:
         raise UsageProblem(f"container_backend {name} takes no images: choose docker, or leave the image out")
     problem = await backend.check()
