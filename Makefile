@@ -37,8 +37,9 @@ run: $(VENV)/run.stamp
 	if [ $$code != 0 ]; then echo "exit code $$code" >&2; fi; exit $$code
 
 test: $(VENV)/test.stamp
-	@$(call apt,bubblewrap ripgrep git procps python3 e2fsprogs mount chromium)
+	@$(call apt,bubblewrap ripgrep git procps python3 e2fsprogs mount chromium openssh-server openssh-client)
 	@tests/contract/engine.sh
+	@tests/contract/apptainer.sh || tests/contract/apptainer.sh  # it downloads: a second try
 	@home=$$(mktemp -d); trap 'rm -rf "$$home"' EXIT; \
 	HOME=$$home HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) </dev/null
 

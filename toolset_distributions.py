@@ -148,13 +148,14 @@ def main(own: Mapping[str, Distribution] = NONE) -> int:
     from rich.console import Console  # noqa: PLC0415 - late: only the listing draws
     from rich.table import Table  # noqa: PLC0415
 
-    table = Table("Distribution", "Toolsets (chance in percent)", "Description", title="Toolset distributions")
+    console = Console()
+    title = "Toolset distributions" if console.is_terminal else None
+    table = Table("Distribution", "Toolsets (chance in percent)", "Description", title=title)
     for name, distribution in {**DISTRIBUTIONS, **own}.items():
         by_chance = sorted(distribution.toolsets.items(), key=lambda item: -item[1])
         table.add_row(
             name, ", ".join(f"{toolset} {percent:g}" for toolset, percent in by_chance), distribution.description
         )
-    console = Console()
     if not console.is_terminal:
         unbounded = console.options.update(max_width=10_000)
         console.width = max(80, console.measure(table, options=unbounded).maximum)

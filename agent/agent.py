@@ -24,6 +24,7 @@ from agent.row import Row
 from agent.secrets import redactor_for
 from agent.task_object import task_object
 from agent.text import clean
+from tools.environments.base import Backend
 from tools.environments.owner import current_owner
 from tools.environments.table import load_backend, resolve_backend
 from tools.errors import UsageProblem
@@ -36,9 +37,10 @@ CLOSE = 5.0  # seconds for connections and browsers at a conversation's end
 class AIAgent:
     """A model with tools in a sandbox of its own for every conversation.
 
-    `toolsets` are toolset or tool names, or one of them. A key given stays within the agent. Conversations that run at
-    once on one event loop share the limits that the endpoint sets. Raises UsageProblem where the model, the key, a tool
-    or the backend cannot be had.
+    `toolsets` are toolset or tool names, or one of them. `container_backend` is a name, or what `load_backend` gave for
+    one that has to be told something (hosts). A key given stays within the agent. Conversations that run at once on one
+    event loop share the limits that the endpoint sets. Raises UsageProblem where the model, the key, a tool or the
+    backend cannot be had.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class AIAgent:
         provider: str = "",
         api_key: str = "",
         toolsets: str | Sequence[str] = ("terminal", "file"),
-        container_backend: str = "auto",
+        container_backend: str | Backend = "auto",
         options: RequestOptions = RequestOptions(),  # noqa: B008 - frozen
         policy: RolloutPolicy = RolloutPolicy(),  # noqa: B008 - frozen
         success_checker: Plugin | None = None,
@@ -90,7 +92,9 @@ class AIAgent:
         if max_turns is not None and max_turns < 1:
             raise UsageProblem(f"max_turns must be at least 1, not {max_turns}")
         names = self._tool_names(tools) or self._toolsets
-        backend = load_backend(await resolve_backend(self._requested_backend, bool(container_image)))
+        backend = self._requested_backend
+        if isinstance(backend, str):
+            backend = load_backend(await resolve_backend(backend, bool(container_image)))
         which = Try(
             prompt_index=0, task_id=task_id or f"task_{uuid.uuid4().hex[:12]}", row_key=f"id:{task_id}", row_sha=""
         )

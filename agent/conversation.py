@@ -4,7 +4,6 @@ A `Conversation` is whole after every step: whoever cancels it (time, interrupt)
 """
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,29 +17,20 @@ from agent.errors import ModelError, RunStopped
 from agent.faults import Done, guarded
 from agent.models.base import Model, ModelRequest
 from agent.schema import problem_in_time
+from agent.sentinel import says
 from agent.text import Redactor, clean, json_text
 from agent.types import NO_SPEND, Message, RawCall, Reply, Spend, ToolCall
 from tools.base import Tool, ToolContext, ToolSpec
-from tools.errors import ToolError
-from tools.limits import MAX_RESULT, SHOWN, UNLIMITED, rooms, shortened
+from tools.errors import DiskFull, ToolError
+from tools.limits import UNLIMITED, limits_in, rooms, shortened
 from tools.result_files import spilled
+from tools.text import told
 
 CONTINUATIONS = 3  # a cut text is asked to go on this often
 EMPTY_RETRIES = 2  # an empty reply is asked again this often
 BAD_TURNS = 3  # turns in a row with nothing but refused calls
 ENDED = "Not run: the task had ended with the call before."
 GO_ON = "Your last message was cut off. Go on exactly where it stopped, without repeating anything."
-
-_UNTIL_ITS_END = (
-    r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|>&\d|[^;&\n>"'\\])*(?=;|\n|&(?!>)|\Z)(?![^\n]*(?:;\s*\}}|\))\s*>)"""
-)
-_SAYING = (
-    r"""(?:^|[;&|({{])[ \t]*(?:echo(?:\s+-\w+)*|printf(?:\s+--)?(?:\s+["']?%[sb]\\n["']?)?)"""
-    r"""\s+\$?(?:"{0}(?:\\.|[^"\\])*"|'{0}[^']*'|{0})""" + _UNTIL_ITS_END,
-    r"""\bprint\w*\(\s*["']{0}(?:[^>\n]|>&\d)*$""",
-    r"""^[^>\n]*<<-?[ \t]*["'\\]?\w[^>\n]*\n[ \t]*{0}[ \t]*$""",
-)
-"""Ways to say a word, {0}. Up to the end of its pipeline nothing is written into a file."""
 
 
 class ConversationOptions(Struct, frozen=True, kw_only=True):
@@ -86,12 +76,6 @@ class ToolEvent(Struct, frozen=True):
     ok: bool
 
 
-def says(command: str, word: str) -> bool:
-    """Whether a command says a word itself, as the first of what `echo`, `printf`, `print(` or a here-document prints,
-    and not into a file: not one that shows a file in which it stands, or only names it."""
-    return bool(word) and any(re.search(form.format(re.escape(word)), command, re.MULTILINE) for form in _SAYING)
-
-
 def _is_good(result: Mapping[str, Any]) -> bool:
     """The verdict on a tool's result."""
     return not result.get("error") and result.get("success") is not False
@@ -125,6 +109,7 @@ class Conversation:
         self.context_trimmed = False
         self.model = model
         self._context = context
+        self._limits = limits_in(context.services.settings.context_window)
         self._tools: Mapping[str, Tool] = {tool.spec.name: tool for tool in tools}
         self._specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in tools)
         self._clock = clock
@@ -397,7 +382,9 @@ class Conversation:
             outcome = await guarded(checked.tool.call(self._context, checked.arguments))
         except (ToolError, TimeoutError) as error:
             return {"error": str(error) or "The tool ran out of time."}
-        return outcome.value if isinstance(outcome, Done) else {"error": str(outcome)}
+        except DiskFull as full:
+            raise RunStopped("disk", str(full)) from full
+        return outcome.value if isinstance(outcome, Done) else {"error": told(outcome)}
 
     def _note(self, checked: CheckedCall, result: dict[str, Any]) -> None:
         self._unanswered.remove(checked)
@@ -405,8 +392,8 @@ class Conversation:
         result, call = self.purged(result), checked.call
         text = json_text(result)
         self._noted.append(Noted(call.name, len(text), len(self.messages), result))
-        if len(text) > MAX_RESULT and call.name not in UNLIMITED:  # whatever ends the turn before it can be spilled
-            text = json_text(shortened(result, SHOWN).result)
+        if len(text) > self._limits.result and call.name not in UNLIMITED:  # whatever ends the turn before it can spill
+            text = json_text(shortened(result, self._limits.shown).result)
         self.messages.append(Message(role="tool", content=text, tool_call_id=call.id, name=call.name))
         if call.name == "terminal" and says(str(call.arguments.get("command")), self.options.sentinel):
             self._listen_for_the_end(result)
@@ -414,7 +401,7 @@ class Conversation:
     async def _spill(self) -> None:
         """Results of the turn that are too large, alone or together, go into files of the sandbox."""
         noted, self._noted = self._noted, []
-        for number, room in rooms([(each.name, each.size) for each in noted]).items():
+        for number, room in rooms([(each.name, each.size) for each in noted], self._limits).items():
             place, result = noted[number].place, noted[number].result
             message = self.messages[place]
             short = await spilled(self._context.environment, message.tool_call_id, result, room)

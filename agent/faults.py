@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from agent.errors import RunStopped
-from tools.errors import RowFailed, ToolError, UsageProblem
+from tools.errors import DiskFull, RowFailed, ToolError, UsageProblem
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Done(Struct, Generic[T], frozen=True):
     value: T
 
 
-MEANT = (RowFailed, RunStopped, ToolError, UsageProblem, asyncio.CancelledError, TimeoutError)
+MEANT = (RowFailed, RunStopped, DiskFull, ToolError, UsageProblem, asyncio.CancelledError, TimeoutError)
 """What has a meaning of its own: a row's end, the run's stop, an answer to the model, the user's mistake, cancelling,
 a time limit."""
 CAUGHT = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)

@@ -1,13 +1,14 @@
 """What the command line prints about itself: help, version, the listings, the README's table of settings."""
 
 import asyncio
+import json
 import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -19,8 +20,10 @@ from tools.mcp.servers import check_servers
 
 if TYPE_CHECKING:
     from tools.toolsets import Catalog
+    from toolset_distributions import Distribution
 
 WIDTH = 115
+LISTS = ("tools", "key_variables")  # columns of the listings that hold several names
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -137,21 +140,34 @@ def _gone_reader() -> Iterator[None]:
 
 
 def _show(action: Action, environ: Mapping[str, str], of: Page, settings: RunSettings) -> None:
+    as_json = settings.json_summary
+    listed = print_records if as_json else print_table
     match action:
         case "help":
             print(help_text(of), end="")  # noqa: T201 - this is the command line's output
         case "version":
             print(version_text(of.program))  # noqa: T201 - this is the command line's output
         case "list_distributions":
-            from toolset_distributions import main  # noqa: PLC0415 - only this listing needs it
-
-            main(_catalog(environ, settings).own_distributions if settings.tools_module else {})
+            _show_distributions(_catalog(environ, settings).own_distributions if settings.tools_module else {}, as_json)
         case "list_toolsets":
-            print_table("Toolsets", ("toolset", "tools", "state"), _catalog(environ, settings).describe())
+            listed("Toolsets", ("toolset", "tools", "state"), _catalog(environ, settings).describe())
         case "list_backends":
-            print_table("Backends", ("backend", "state"), asyncio.run(_backends()))
+            listed("Backends", ("backend", "state"), asyncio.run(_backends(settings)))
         case "list_providers":
-            print_table("Providers", ("provider", "base_url", "key variables", "key"), _providers(environ))
+            listed("Providers", ("provider", "base_url", "key variables", "key"), _providers(environ))
+
+
+def _show_distributions(own: "Mapping[str, Distribution]", as_json: bool) -> None:
+    from toolset_distributions import DISTRIBUTIONS, main  # noqa: PLC0415 - only this listing needs it
+
+    if as_json:
+        print_json([{"distribution": name, **_fields(each)} for name, each in {**DISTRIBUTIONS, **own}.items()])
+    else:
+        main(own)
+
+
+def _fields(struct: Struct) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
 def _catalog(environ: Mapping[str, str], settings: RunSettings) -> "Catalog":
@@ -178,22 +194,39 @@ def _key_state(is_set: bool, needless: bool) -> str:
     return "set" if is_set else "not needed" if needless else "not set"
 
 
-async def _backends() -> list[tuple[str, str]]:
-    from tools.environments.table import BACKENDS, load_backend  # noqa: PLC0415 - only this listing needs it
+async def _backends(settings: RunSettings) -> list[tuple[str, str]]:
+    from batch.plan import backend_settings  # noqa: PLC0415 - only this listing needs it
+    from tools.environments.table import BACKENDS, load_backend  # noqa: PLC0415 - as above
 
-    return [(name, await load_backend(name).check() or "ready") for name in BACKENDS]
+    told = backend_settings(settings)
+    return [(name, await load_backend(name, told).check() or "ready") for name in BACKENDS]
+
+
+def print_records(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A JSON list on stdout, an object for each row."""
+    records = [dict(zip((column.replace(" ", "_") for column in columns), row, strict=True)) for row in rows]
+    print_json([{name: _parts(cell) if name in LISTS else cell for name, cell in each.items()} for each in records])
+
+
+def _parts(cell: str) -> list[str]:
+    return cell.split(", ") if cell else []
+
+
+def print_json(value: Any) -> None:
+    """On stdout."""
+    print(json.dumps(value, ensure_ascii=False, indent=1))  # noqa: T201 - this is the command line's output
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout; nothing is cut off where stdout is no terminal."""
+    """A table on stdout; where that is no terminal nothing is cut off, and there is no title."""
     from rich.console import Console  # noqa: PLC0415 - 0.1 s that a run without a terminal need not pay
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415 - as above
 
-    table = Table(*columns, title=title)
+    console = Console()
+    table = Table(*columns, title=title if console.is_terminal else None)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console()
     if not console.is_terminal:
         console.width = 1000
     console.print(table)

@@ -6,7 +6,8 @@ Of a row only its place and two hashes stay in memory (`Dataset`, about 30 bytes
 import random
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -49,7 +50,12 @@ class DatasetScan(Struct, frozen=True, kw_only=True):
     size: int
     images: int  # rows that name an image
     first_image_line: int
-    names: frozenset[str]  # tool and toolset names that rows ask for
+    asked: Mapping[tuple[str, ...], int]  # tool and toolset names that rows ask for, () for none -> how many rows do
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All of those."""
+        return frozenset(name for names in self.asked for name in names)
 
 
 class Dataset:
@@ -238,7 +244,7 @@ class _Scan:
         self.bad_rows = 0
         self.images = 0
         self.first_image_line = 0
-        self.checked: set[tuple[str, ...]] = {()}
+        self.asked: Counter[tuple[str, ...]] = Counter()
 
     def run(self) -> DatasetScan:
         lines = self.dataset.lines
@@ -260,15 +266,16 @@ class _Scan:
             size=offset,
             images=self.images,
             first_image_line=self.first_image_line,
-            names=frozenset(name for names in self.checked for name in names),
+            asked=self.asked,
         )
 
     def _take(self, number: int, offset: int, line: bytes) -> None:
         try:
             prompt, canonical = self.dataset.read(line)
-            if prompt.tools not in self.checked:
+            if prompt.tools not in self.asked:
                 self._check(prompt.tools)
             self.dataset.add(offset, prompt, canonical)
+            self.asked[prompt.tools] += 1
         except RowProblem as problem:
             self._refuse(number, str(problem))
             return
@@ -283,7 +290,6 @@ class _Scan:
             self.check_names(names)
         except UsageProblem as problem:
             raise RowProblem(str(problem)) from problem
-        self.checked.add(names)
 
     def _refuse(self, number: int, reason: str) -> None:
         self.bad_rows += 1

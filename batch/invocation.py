@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,7 +30,7 @@ from batch.facts import MergePolicy
 from batch.index import JournalIndex, scan_journal
 from batch.kind import BATCH_RUNNER, Ended, RunKind
 from batch.manifest import Invocation, begun, closed_at, ended, seconds_so_far
-from batch.plan import Plan, finalize_plan, make_plan
+from batch.plan import Plan, file_sha, finalize_plan, make_plan
 from batch.processes import start_server
 from batch.progress import RunReport, counted, print_lines, print_summary
 from batch.run import Run, count_pending
@@ -98,8 +97,9 @@ def _refuse_bad_outputs(settings: RunSettings, directory: RunDirectory, more: Se
 
 def _planned(settings: RunSettings, environ: Mapping[str, str], directory: RunDirectory, kind: RunKind) -> Plan:
     _refuse_other_results(settings, directory)
-    recorded = (directory.read_manifest() or {}).get("backend", "")
-    return asyncio.run(make_plan(settings, environ, recorded, kind))
+    known = directory.read_manifest() or {}
+    begun = known if directory.holds_results() and not settings.allow_config_change else None
+    return asyncio.run(make_plan(settings, environ, known.get("backend", ""), kind, begun))
 
 
 def _refuse_other_results(settings: RunSettings, directory: RunDirectory) -> None:
@@ -242,8 +242,8 @@ class Session:
             backend=plan.backend,
             started_at=utc_text(self._began),
             host=socket.gethostname(),
-            prefill_sha256=_file_sha(self._settings.prefill_messages_file),
-            tools_sha256=_file_sha(self._settings.tools_module),
+            prefill_sha256=file_sha(self._settings.prefill_messages_file),
+            tools_sha256=file_sha(self._settings.tools_module),
             own_toolsets=plan.catalog.own_toolsets,
         )
 
@@ -401,7 +401,3 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def _file_sha(file: str) -> str:
-    return sha256(Path(file).read_bytes()).hexdigest() if file else ""

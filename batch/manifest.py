@@ -88,24 +88,31 @@ class Invocation(Struct, frozen=True, kw_only=True):
     own_toolsets: Mapping[str, Sequence[str]] = {}
 
 
-def differences(manifest: Mapping[str, Any], invocation: Invocation) -> list[str]:
+def differences(manifest: Mapping[str, Any], invocation: Invocation | Mapping[str, Any]) -> list[str]:
     """`name: before -> now`, for everything that may not change and did. What an earlier version did not know is no
     change."""
-    before, now = _fixed(manifest), _fixed(msgspec.structs.asdict(invocation))
+    given = msgspec.structs.asdict(invocation) if isinstance(invocation, Invocation) else invocation
+    before, now = _fixed(manifest), _fixed(given)
     return [
         f"{name}: {before[name][:200]} -> {now[name][:200]}" for name in now if before.get(name, now[name]) != now[name]
     ]
 
 
-def begun(manifest: Mapping[str, Any] | None, invocation: Invocation, *, allow_change: bool) -> dict[str, Any]:
-    """The manifest with one more invocation. UsageProblem names every difference that is not allowed."""
-    changed = differences(manifest, invocation) if manifest else []
-    if changed and not allow_change:
+def refuse_changed(changed: Sequence[str]) -> None:
+    """UsageProblem that names every one of these differences, if there are any."""
+    if changed:
         raise UsageProblem(
             "this run was started otherwise:\n  "
             + "\n  ".join(changed)
             + "\ngive the same settings, another run_name, or --allow_config_change to go on with the new ones"
         )
+
+
+def begun(manifest: Mapping[str, Any] | None, invocation: Invocation, *, allow_change: bool) -> dict[str, Any]:
+    """The manifest with one more invocation. UsageProblem names every difference that is not allowed."""
+    changed = differences(manifest, invocation) if manifest else []
+    if not allow_change:
+        refuse_changed(changed)
     now = msgspec.to_builtins(invocation)
     entry = {
         "started_at": now["started_at"],

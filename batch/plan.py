@@ -1,7 +1,8 @@
 """From settings to a plan: everything that can be wrong is found here, before anything is spent or written."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,17 @@ from agent.models.table import ModelSpec, is_local, open_model
 from agent.outcome import RolloutPolicy
 from agent.pricing import cost
 from agent.prompt import Prompt
+from agent.secrets import redactor_for
 from agent.types import Message, Usage
 from batch.dataset import Dataset, DatasetScan, Selection, scan
 from batch.eye import eye_spec
 from batch.kind import BATCH_RUNNER, RunKind
+from batch.manifest import differences, refuse_changed
 from batch.progress import counted
-from batch.settings import RunSettings, recorded, run_directory
+from batch.settings import RunSettings, manifest, recorded, run_directory
 from batch.sources import find_sources, refuse_lacking
-from tools.environments.base import Limits
-from tools.environments.table import load_backend, resolve_backend
+from tools.environments.base import BackendSettings, Limits
+from tools.environments.table import BACKENDS, load_backend, resolve_backend
 from tools.errors import RowFailed, UsageProblem
 from tools.services import ToolSettings
 from tools.toolsets import BUILT_IN, Catalog, find_lacking
@@ -34,7 +37,8 @@ BAD_ROWS_SHOWN = 10
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """A run that may start. `eye`: see `WorkerSpec`."""
+    """A run that may start. `eye`: see `WorkerSpec`; `absent`: toolsets and tools that are asked for and cannot be had,
+    each with what it lacks; `toolless`: rows of which that leaves nothing."""
 
     settings: RunSettings
     directory: Path
@@ -45,6 +49,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     eye: ModelSpec | None = None
     policy: RolloutPolicy
     catalog: Catalog
+    absent: Mapping[str, str] = {}
+    toolless: int = 0
     backend: str
     on_task_done: Plugin | None
     environ: Mapping[str, str]
@@ -60,10 +66,11 @@ async def make_plan(
     environ: Mapping[str, str],
     recorded_backend: str = "",
     kind: RunKind = BATCH_RUNNER,
+    begun: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Reads the dataset whole, looks at the backend, its image, the plug-ins and the keys. Raises UsageProblem.
 
-    `recorded_backend` is the one that a run to be resumed has used so far.
+    `recorded_backend` is the one that a run to be resumed has used so far, `begun` its manifest if it may not change.
     """
     model = model_spec(settings, os.environ)
     if is_local(settings.model):
@@ -75,12 +82,15 @@ async def make_plan(
         load_plugin(settings.success_checker)
     directory = run_directory(settings)
     tools = tool_settings(settings, directory)
+    if begun:
+        redactor, _ = redactor_for([model, *([eye] if eye else [])], os.environ, tools)
+        _refuse_other_settings(settings, begun, redactor.text)
     sources = await find_sources(settings, os.environ)
     refuse_lacking(settings, sources)
     catalog = open_catalog(sources, find_lacking(tools, os.environ))
     dataset, found = read_dataset(settings, directory, catalog, kind)
     order = selection(settings).order(dataset)
-    _check_toolsets(settings, found, catalog)
+    absent = _check_toolsets(settings, found, catalog)
     backend = await choose_backend(settings, found, recorded_backend)
     await _ready_image(settings, found, backend)
     await kind.prepare(settings, dataset, backend)
@@ -96,20 +106,42 @@ async def make_plan(
         eye=eye,
         policy=kind.policy(settings, rollout_policy(settings, os.environ, tools, catalog, sources)),
         catalog=catalog,
+        absent=absent,
+        toolless=_count_toolless(settings, found, catalog),
         backend=backend,
         on_task_done=load_plugin(settings.on_task_done) if settings.on_task_done else None,
         environ=dict(os.environ),
     )
 
 
-def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any], kind: RunKind = BATCH_RUNNER) -> Plan:
+def _refuse_other_settings(settings: RunSettings, begun: Mapping[str, Any], redact: Callable[[str], str]) -> None:
+    """What can be told before anything is looked at; what `auto` and servers' tools come to is told later."""
+    requested = settings.container_backend
+    now = {
+        "settings": manifest(settings, redact),
+        "backend": requested if requested in BACKENDS else begun["backend"],
+        "prefill_sha256": file_sha(settings.prefill_messages_file),
+        "tools_sha256": file_sha(settings.tools_module),
+    }
+    refuse_changed(differences(begun, now))
+
+
+def file_sha(file: str) -> str:
+    """Of a file's content, "" without one."""
+    try:
+        return sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    except OSError as error:
+        raise UsageProblem(f"{file} cannot be read: {error.strerror}") from error
+
+
+def finalize_plan(settings: RunSettings, known: Mapping[str, Any], kind: RunKind = BATCH_RUNNER) -> Plan:
     """A plan for making a run's files anew: what shapes the data is the manifest's, how it is shown the settings'."""
-    before = recorded(manifest, kind.settings)
+    before = recorded(known, kind.settings)
     kept = ("samples_per_prompt", "max_samples", "shuffle", "seed", "spread", "distribution", "batch_size", "model")
     changes = {name: getattr(before, name) for name in (*kept, "prompt")}
-    changes["dataset_file"] = settings.dataset_file or _recorded_dataset(manifest, run_directory(settings))
+    changes["dataset_file"] = settings.dataset_file or _recorded_dataset(known, run_directory(settings))
     settings = msgspec.structs.replace(settings, **changes, skip_bad_rows=True)
-    catalog = Catalog(toolsets=manifest.get("own_toolsets", {}))
+    catalog = Catalog(toolsets=known.get("own_toolsets", {}))
     dataset, found = read_dataset(settings, run_directory(settings), catalog, kind)
     return Plan(
         settings=settings,
@@ -120,7 +152,7 @@ def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any], kind: RunK
         model=ModelSpec(model=settings.model),
         policy=RolloutPolicy(),
         catalog=catalog,
-        backend=manifest["backend"],
+        backend=known["backend"],
         on_task_done=None,
         environ=dict(os.environ),
     )
@@ -129,9 +161,9 @@ def finalize_plan(settings: RunSettings, manifest: Mapping[str, Any], kind: RunK
 # --- dataset
 
 
-def _recorded_dataset(manifest: Mapping[str, Any], directory: Path) -> str:
+def _recorded_dataset(known: Mapping[str, Any], directory: Path) -> str:
     """Where the run's dataset is now: a copy in the run directory may have moved with it."""
-    path, copy = str(manifest["dataset"]["path"]), directory / "dataset.jsonl"
+    path, copy = str(known["dataset"]["path"]), directory / "dataset.jsonl"
     return str(copy) if path and not Path(path).exists() and copy.exists() else path
 
 
@@ -237,7 +269,18 @@ def tool_settings(settings: RunSettings, directory: Path) -> ToolSettings:
         sees=settings.vision_model or ("" if is_local(settings.model) else settings.model),
         image_model=settings.image_model,
         image_base_url=settings.image_base_url,
+        context_window=settings.context_window or 0,
         artifacts=str(directory / "artifacts"),
+    )
+
+
+def backend_settings(settings: RunSettings) -> BackendSettings:
+    """What backends are told."""
+    return BackendSettings(
+        ssh_hosts=settings.ssh_hosts,
+        ssh_key=settings.ssh_key,
+        ssh_known_hosts=settings.ssh_known_hosts,
+        ssh_capacity=settings.ssh_capacity,
     )
 
 
@@ -296,24 +339,46 @@ def read_prefill(file: str) -> tuple[Message, ...]:
         raise UsageProblem(f"prefill_messages_file {file}: {error}") from error
 
 
-def _check_toolsets(settings: RunSettings, found: DatasetScan, catalog: Catalog) -> None:
-    drawn = settings.enabled_toolsets or tuple(catalog.distribution(settings.distribution).toolsets)
+def _check_toolsets(settings: RunSettings, found: DatasetScan, catalog: Catalog) -> dict[str, str]:
+    """What rows ask for, and what is drawn for those that do not, as far as it cannot be had, each with what it lacks.
+    UsageProblem, unless the run may do without; also then where no row is left a tool."""
+    drawn = _drawn(settings, catalog)
     catalog.resolve_toolsets([*drawn, *settings.disabled_toolsets])
     source = "enabled_toolsets" if settings.enabled_toolsets else f"distribution {settings.distribution}"
     here = set(catalog.resolve_toolsets(drawn)) - catalog.lacking.keys()
-    if here and here <= catalog.disabled(settings.disabled_toolsets):
+    if found.asked.get(()) and here and here <= catalog.disabled(settings.disabled_toolsets):
         raise UsageProblem(f"disabled_toolsets: leaves no tool of {source}")
-    by_source = (
-        (source, catalog.missing(drawn, settings.disabled_toolsets)),
-        (f"rows of {settings.dataset_file}", catalog.missing(sorted(found.names))),  # these beat what is disabled
-    )
-    for named_by, absent in by_source:
-        if absent and not settings.allow_missing_toolsets:
+    by_source = {
+        source: catalog.missing(drawn, settings.disabled_toolsets) if found.asked.get(()) else {},
+        f"rows of {settings.dataset_file}": catalog.missing(sorted(found.names)),  # these beat what is disabled
+    }
+    is_empty = _count_toolless(settings, found, catalog) == found.rows
+    for named_by, absent in by_source.items():
+        if absent and (is_empty or not settings.allow_missing_toolsets):
             reasons = "; ".join(f"{name} lacks {lack}" for name, lack in absent.items())
+            without = "; no row is left a tool" if is_empty else " or run without them (--allow_missing_toolsets)"
             raise UsageProblem(
-                f"{named_by}: {reasons}. Mend it, choose others (--list_toolsets, --enabled_toolsets=terminal,file) or "
-                "run without them (--allow_missing_toolsets)"
+                f"{named_by}: {reasons}. Mend it, choose others (--list_toolsets, --enabled_toolsets=terminal,file)"
+                + without
             )
+    return {name: lack for absent in by_source.values() for name, lack in absent.items()}
+
+
+def _drawn(settings: RunSettings, catalog: Catalog) -> tuple[str, ...]:
+    """What the toolsets of a row that names none come from."""
+    return settings.enabled_toolsets or tuple(catalog.distribution(settings.distribution).toolsets)
+
+
+def _count_toolless(settings: RunSettings, found: DatasetScan, catalog: Catalog) -> int:
+    """Rows of which it is certain that nothing of what they are to have can be had."""
+
+    def left(names: tuple[str, ...]) -> set[str]:
+        if names:
+            return set(catalog.resolve_names(names)) - catalog.lacking.keys()
+        every = set(catalog.resolve_toolsets(_drawn(settings, catalog)))
+        return every - catalog.lacking.keys() - catalog.disabled(settings.disabled_toolsets)
+
+    return sum(rows for names, rows in found.asked.items() if not left(names))
 
 
 async def choose_backend(settings: RunSettings, found: DatasetScan, recorded: str = "") -> str:
@@ -321,7 +386,8 @@ async def choose_backend(settings: RunSettings, found: DatasetScan, recorded: st
     wants_image = bool(settings.image or found.images)
     requested = settings.container_backend
     try:
-        return await resolve_backend(recorded if recorded and requested == "auto" else requested, wants_image)
+        name = recorded if recorded and requested == "auto" else requested
+        return await resolve_backend(name, wants_image, backend_settings(settings))
     except UsageProblem as problem:
         if not found.images:
             raise
@@ -331,7 +397,7 @@ async def choose_backend(settings: RunSettings, found: DatasetScan, recorded: st
 
 async def _ready_image(settings: RunSettings, found: DatasetScan, backend_name: str) -> None:
     """Makes the image of all rows that name none ready."""
-    backend = load_backend(backend_name)
+    backend = load_backend(backend_name, backend_settings(settings))
     if not backend.takes_images or found.images == found.rows:
         return
     try:

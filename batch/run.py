@@ -18,7 +18,7 @@ from batch.exits import SIGNALS
 from batch.hook import Hook
 from batch.index import JournalIndex
 from batch.messages import NO_ROW, BatchJob, Job, Log, PromptEnded, try_of
-from batch.plan import Plan
+from batch.plan import Plan, backend_settings
 from batch.pool import STOP_GRACE, Pool
 from batch.progress import Progress, ProgressSnapshot, RunLog, counted
 from batch.rows import parse_row
@@ -72,7 +72,7 @@ class Run:
         self._owner = owner
         self._redactor = redactor
         self._log = RunLog(directory.log_path)
-        self._backend = load_backend(plan.backend)
+        self._backend = load_backend(plan.backend, backend_settings(plan.settings))
         self._gates = self._make_gates()
         self._gate = self._gates[0]
         self._is_blind = False  # and the user knows it
@@ -103,6 +103,7 @@ class Run:
     async def execute(self) -> None:
         """Runs what is pending. Raises UsageProblem and InternalFaultError."""
         await self.reap()
+        self._warn_of_absent_tools()
         if self._plan.on_task_done:
             self._hook = Hook(self._plan.on_task_done, self._directory, self.say)
         self._listen()
@@ -163,9 +164,17 @@ class Run:
             eye=self._plan.eye,
             policy=self._plan.policy,
             backend=self._plan.backend,
+            backend_settings=backend_settings(self._settings),
             owner=self._owner,
             success_checker=self._settings.success_checker,
         )
+
+    def _warn_of_absent_tools(self) -> None:
+        plan = self._plan
+        if plan.absent:
+            lacks = "; ".join(f"{name} lacks {lack}" for name, lack in plan.absent.items())
+            rows = f"; {counted(plan.toolless, 'row has', 'rows have')} no tool left" if plan.toolless else ""
+            self.say(f"warning: not offered: {lacks}{rows}")
 
     def _out_of_budget(self) -> RunStopped | None:
         if not self._work.refused:

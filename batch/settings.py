@@ -211,6 +211,10 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prefill_messages_file: Annotated[
         str, about(MODEL, "JSON array of {role, content} put before the prompt in requests, never saved")
     ] = ""
+    context_window: Annotated[
+        Count | None,
+        about(MODEL, "tokens that the model takes: large tool results are cut to shares of it", shown="none"),
+    ] = None
     trim_context: Annotated[bool, about(MODEL, "shorten old tool results in requests when the context overflows")] = (
         False
     )
@@ -240,7 +244,9 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str, about(SANDBOX, "backend of --list_backends, or auto", "environment", "env", "backend")
     ] = "auto"
     image: Annotated[str, about(SANDBOX, "container image of rows that name none", shown="python:3.11-slim")] = ""
-    cwd: Annotated[str, about(SANDBOX, "working directory in the sandbox", shown="/workspace; local: its own")] = ""
+    cwd: Annotated[
+        str, about(SANDBOX, "working directory in the sandbox", shown="/workspace; local, ssh: a folder of its own")
+    ] = ""
     cpus: Annotated[Positive, about(SANDBOX, "processor cores of one sandbox")] = 1.0
     memory_mb: Annotated[Count, about(SANDBOX, "memory of one sandbox in MiB")] = 5120
     network: Annotated[Network, about(SANDBOX, "network of the sandbox")] = "on"
@@ -249,6 +255,12 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 180.0
     volumes: Annotated[tuple[str, ...], about(SANDBOX, "HOST:SANDBOX or HOST:SANDBOX:ro, comma-separated")] = ()
     env_allow: Annotated[tuple[str, ...], about(SANDBOX, "names of variables that are handed into the sandbox")] = ()
+    ssh_hosts: Annotated[tuple[str, ...], about(SANDBOX, "ssh: [user@]host[:port] in turn, comma-separated")] = ()
+    ssh_key: Annotated[str, about(SANDBOX, "ssh: file of the private key", shown="those of ~/.ssh and the agent")] = ""
+    ssh_known_hosts: Annotated[
+        str, about(SANDBOX, "ssh: file of host keys; a host that is not in it is refused", shown="~/.ssh/known_hosts")
+    ] = ""
+    ssh_capacity: Annotated[Count, about(SANDBOX, "ssh: sandboxes that one host holds at once")] = 16
 
     log_prefix_chars: Annotated[
         Annotated[int, Meta(ge=0, le=ERROR_HEAD)],

@@ -60,7 +60,7 @@ from batch.messages import (
     worker_side,
 )
 from batch.rows import parse_row
-from tools.environments.base import Owner
+from tools.environments.base import BackendSettings, Owner
 from tools.environments.owner import current_owner
 from tools.environments.table import load_backend
 from tools.errors import UsageProblem
@@ -84,6 +84,7 @@ class WorkerSpec(Struct, frozen=True, kw_only=True):
     eye: ModelSpec | None = None
     policy: RolloutPolicy
     backend: str
+    backend_settings: BackendSettings = BackendSettings()
     owner: Owner
     success_checker: str = ""
 
@@ -184,7 +185,7 @@ class Worker:
         return Surroundings(
             model=model,
             eye=open_model(spec.eye, self._gates[1]) if spec.eye else model if policy.tools.sees else None,
-            backend=load_backend(spec.backend),
+            backend=load_backend(spec.backend, spec.backend_settings),
             owner=current_owner(spec.owner.run_id),
             redactor=redactor_for(spec.models, os.environ, policy.tools)[0],
             checker=load_plugin(spec.success_checker) if spec.success_checker else None,
@@ -297,6 +298,8 @@ class Worker:
         if row.error_class == "internal":
             self.wire.send(Log(row.metadata.batch_num, row.prompt_index, row.error))
         self.wire.send(ended_message(row, offset, length))
+        if (row.status, row.reason) == ("stopped", "disk") and not self._stop_reason:
+            self.wire.send(Broken("stop", row.reason, row.error))  # what stands beside the rows cannot be written
 
     def _break(self, fault: Fault) -> None:
         self.wire.send(Broken("fault", "", f"{fault}\n{fault.trace}"))

@@ -318,7 +318,13 @@ class _Call:
 
     def request(self) -> ModelRequest:
         """The next try."""
-        return ModelRequest(messages=(self._message,), row_key=self._row_key, clock=self.clock, tally=self._under_way)
+        return ModelRequest(
+            messages=(self._message,),
+            row_key=self._row_key,
+            counted=self.ask.prompt_tokens,
+            clock=self.clock,
+            tally=self._under_way,
+        )
 
     def book(self, spend: Spend) -> None:
         """The try under way has ended, and that is what it cost."""

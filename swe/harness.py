@@ -92,11 +92,12 @@ def plan_tests(instance: Instance, cwd: str) -> PlannedTests:
 
 
 def _script(instance: Instance, cwd: str) -> str:
+    command = instance.test_command or shlex.join(["python", "-m", "pytest", "-rA", *_test_files(instance)])
     return _SCRIPT.format(
         cwd=shlex.quote(cwd),
         tests=_tests(instance),
         start=START,
-        command=instance.test_command or shlex.join(["python", "-m", "pytest", "-rA", *_test_files(instance)]),
+        command=f"(\n{command}\n)",  # it may end with `exit`
         end=END,
     )
 

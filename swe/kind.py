@@ -17,7 +17,7 @@ from agent.steps import TOO_LONG
 from batch.dataset import Dataset
 from batch.facts import decode_facts
 from batch.kind import Ended, RunKind
-from batch.plan import rollout_policy
+from batch.plan import backend_settings, rollout_policy
 from batch.progress import counted, print_lines
 from batch.rows import parse_row
 from batch.settings import RunSettings, recorded, run_directory
@@ -170,8 +170,8 @@ def _with_image(settings: SweSettings) -> bool:
 
 
 def _cwd(settings: SweSettings) -> str:
-    """`local` makes no directory outside its own."""
-    return "testbed" if settings.container_backend == "local" else CWD
+    """`local` and `ssh` make no directory outside their own."""
+    return "testbed" if settings.container_backend in ("local", "ssh") else CWD
 
 
 def _written(rows: Iterable[bytes], name: str, path: Path | None) -> Dataset:
@@ -346,7 +346,7 @@ def _told(ended: Ended) -> Callable[[Report], None]:
 def _evaluation_options(settings: SweSettings, ended: Ended) -> EvaluationOptions:
     policy = rollout_policy(settings, os.environ)
     return EvaluationOptions(
-        backend=load_backend(ended.backend),
+        backend=load_backend(ended.backend, backend_settings(settings)),
         owner=ended.owner,
         folder=ended.directory.path / "evaluation",
         image_template=settings.image_template,

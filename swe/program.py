@@ -45,7 +45,7 @@ def invoke(words: Sequence[str]) -> int:
 def _invoke(words: Sequence[str]) -> int:
     settings, action = load_settings(words, os.environ)
     if action != "run":
-        show(action, os.environ, page())
+        show(action, os.environ, page(), settings)
         return FINISHED
     if settings.validate_predictions:
         return _validate(settings)

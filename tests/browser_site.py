@@ -9,6 +9,8 @@ from typing import Self
 
 from aiohttp import web
 
+from tests.web_site import pdf
+
 FORM = """<title>Shop</title><h1>Lamps</h1><p>Twelve lamps, <b>all</b> of them bright.</p>
 <form action=/found><label>Search <input name=q placeholder="a lamp"></label>
 <label>Size <select name=size><option value=s>Small<option value=l>Large</select></label>
@@ -74,7 +76,7 @@ class BrowserSite:
         app = web.Application(middlewares=[self._counted])
         app.add_routes([web.get(path, self._page) for path in self._pages])
         handlers: list[Handler] = [self.found, self.slow, self.huge, self.redirect, self.holds, self.cookie, self.file]
-        handlers += [self.large, self.trickle, self.endless, self.pending, self.picture, self.strict]
+        handlers += [self.paper, self.large, self.trickle, self.endless, self.pending, self.picture, self.strict]
         app.add_routes([web.get(f"/{handler.__name__}", handler) for handler in handlers])
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
@@ -137,6 +139,10 @@ class BrowserSite:
     async def file(self, request: web.Request) -> web.Response:
         """A file to be saved."""
         return web.Response(body=b"a,b\n1,2\n", headers={"Content-Disposition": 'attachment; filename="report 1.csv"'})
+
+    async def paper(self, request: web.Request) -> web.Response:
+        """A PDF."""
+        return web.Response(body=pdf("paper"), content_type="application/pdf")
 
     async def large(self, request: web.Request) -> web.StreamResponse:
         """A file of 40 MB that does not say so."""

@@ -126,7 +126,7 @@ SERVICES: dict[str, Callable[[Asked], Answer]] = {
 
 class SearchService:
     """One of them as a server in the running event loop. `first` are answers that come before its own: (status, JSON
-    value, headers)."""
+    value or bytes, headers)."""
 
     def __init__(self, name: str, first: list[tuple[int, Any, dict[str, str]]] | None = None) -> None:
         self.url = ""
@@ -157,6 +157,8 @@ class SearchService:
             status, body, more = self._first.pop(0)
             if status == 0:
                 await asyncio.Event().wait()
+            if isinstance(body, bytes):
+                return web.Response(body=body, status=status, headers=more, content_type="text/html")
             return web.json_response(body, status=status, headers=more)
         status, body = self._answer(asked)
         return web.json_response(body, status=status)

@@ -2,16 +2,19 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from tools.base import ToolContext, ToolSpec
 from tools.errors import ToolError
 
 A = TypeVar("A", bound=Struct)
 Action = Callable[[ToolContext, A], Awaitable[dict[str, Any]]]
+_UNTOLD = "x-untold"
+Meaningless = Annotated[Any, Meta(extra_json_schema={_UNTOLD: True})]
+"""The type of an argument that models were trained to give and that changes nothing here: taken, and not told."""
 
 _PLACE = re.compile(r"^(.*) - at `\$\.?([^`]*)`$", re.DOTALL)
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `([^`]*)`$")
@@ -76,7 +79,7 @@ def _plain(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 def _within(key: str, value: Any, definitions: Mapping[str, Any]) -> Any:
     if key == "properties":  # names of ours, not words of the schema
-        return {name: _plain(each, definitions) for name, each in value.items()}
+        return {name: _plain(each, definitions) for name, each in value.items() if _UNTOLD not in each}
     if key in ("default", "enum"):
         return list(value) if isinstance(value, tuple) else value
     return _plain(value, definitions)

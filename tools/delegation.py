@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from tools.arguments import TypedTool
+from tools.arguments import Meaningless, TypedTool
 from tools.base import Delivery, Errand, ToolContext
 from tools.errors import ToolError
 from tools.text import shorten
@@ -24,6 +24,7 @@ class TaskArguments(Struct, frozen=True, forbid_unknown_fields=True):
     goal: Annotated[str, Meta(description=_GOAL)]
     context: Annotated[str, Meta(description=_CONTEXT)] = ""
     toolsets: Annotated[tuple[str, ...], Meta(description=_TOOLSETS)] = ()
+    role: Meaningless = None  # leaf or orchestrator: no child delegates
 
 
 class DelegateArguments(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +37,7 @@ class DelegateArguments(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[TaskArguments, ...],
         Meta(description=f"Instead of goal: up to {MAX_TASKS} tasks that do not wait for each other's results"),
     ] = ()
+    role: Meaningless = None
 
 
 async def delegate_task(context: ToolContext, arguments: DelegateArguments) -> dict[str, Any]:

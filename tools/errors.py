@@ -1,8 +1,9 @@
-"""The exception tree. Three borders, told apart by type.
+"""The exception tree. Four borders, told apart by type.
 
 - `UsageProblem`: the user's. One line, exit code 2, no traceback.
 - `ToolError`: the model's. Goes back to it as the tool's result.
 - `RowFailed`: the row's. Ends that row alone, as data, with a class and whether trying again can help.
+- `DiskFull`: the run's. Ends it early.
 
 Anything else that is raised is a fault of our own. A leaf: imports nothing of ours.
 """
@@ -14,6 +15,10 @@ class UsageProblem(Exception):
 
 class ToolError(Exception):
     """A tool call that could not be done; the text is what the model reads."""
+
+
+class DiskFull(Exception):
+    """What belongs to the run could not be written beside its rows; the text says what and why. Ends the run."""
 
 
 class RowFailed(Exception):

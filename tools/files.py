@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from tools.arguments import TypedTool
+from tools.arguments import Meaningless, TypedTool
 from tools.base import ToolContext
 from tools.environments.base import Environment
 from tools.errors import ToolError
@@ -38,6 +38,7 @@ class WriteArguments(Struct, frozen=True, forbid_unknown_fields=True):
 
     path: Annotated[str, Meta(description="The file; its directories are made")]
     content: Annotated[str, Meta(description="The whole new content")]
+    cross_profile: Meaningless = None
 
 
 class PatchArguments(Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +62,7 @@ class PatchArguments(Struct, frozen=True, forbid_unknown_fields=True):
             "or `*** Move File: FROM -> TO`, then `*** End Patch`"
         ),
     ] = ""
+    cross_profile: Meaningless = None
 
 
 class Window:

@@ -29,6 +29,7 @@ from tools.environments.base import Environment
 from tools.errors import ToolError, UsageProblem
 from tools.plugins import module_at
 from tools.results import result_object
+from tools.text import told
 from tools.threads import in_thread
 from tools.toolsets import ALIASES, BUILT_IN_TOOLS, TOOLSETS
 from toolset_distributions import DISTRIBUTIONS, Distribution
@@ -271,12 +272,14 @@ async def _in_time(name: str, function: Function, values: Mapping[str, Any], sec
     except TimeoutError as error:
         if limit.expired():
             raise ToolError(f"{name} took longer than {seconds:g} s and was given up") from None
-        raise ToolError(f"TimeoutError: {error}") from error
+        raise ToolError(told(f"TimeoutError: {error}")) from error
+    except ToolError as error:
+        raise ToolError(told(error)) from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise ToolError(f"CancelledError: {error}") from error  # the function's own doing
+        raise ToolError(told(f"CancelledError: {error}")) from error  # the function's own doing
 
 
 async def _called(function: Function, values: Mapping[str, Any]) -> Any:

@@ -16,16 +16,20 @@ SECONDS = 60.0
 
 
 async def spilled(environment: Environment, call_id: str, result: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """The result within `room` characters, with `full_result` {path, size in bytes}: the file holds the one text that
-    was cut, or else the whole result as JSON. Where the sandbox takes no file there is no `full_result`, and the
-    markers say so. A result without secrets goes in. Raises EnvironmentLost."""
+    """The result within `room` characters, with `full_result` {path, size in bytes} (`full_result_` where the tool has
+    such a key itself): the file holds the one text that was cut, or else the whole result as JSON. Where the sandbox
+    takes no file there is no such key, and the markers say so. A result without secrets goes in. Raises
+    EnvironmentLost."""
+    key = "full_result"
+    while key in result:
+        key += "_"
     stem = f"{environment.temp.rstrip('/')}/{FOLDER}/{file_name(call_id, result)}"
     path = f"{stem}.txt"
-    kept = shortened(result, room - _announced(path), f"whole in {path}")
+    kept = shortened(result, room - _announced(key, path), f"whole in {path}")
     text = kept.text
     if text is None:
         path = f"{stem}.json"
-        kept = shortened(result, room - _announced(path), f"whole in {path}")
+        kept = shortened(result, room - _announced(key, path), f"whole in {path}")
         text = json.dumps(result, ensure_ascii=False, indent=1)
     data = text.encode()
     try:
@@ -33,7 +37,7 @@ async def spilled(environment: Environment, call_id: str, result: Mapping[str, A
             await environment.write(path, data)
     except (ToolError, TimeoutError):
         return shortened(result, room).result
-    return {**kept.result, "full_result": {"path": path, "size": len(data)}}
+    return {**kept.result, key: {"path": path, "size": len(data)}}
 
 
 def file_name(call_id: str, result: Mapping[str, Any]) -> str:
@@ -42,5 +46,5 @@ def file_name(call_id: str, result: Mapping[str, Any]) -> str:
     return f"{plain}-{zlib.crc32(as_json(result).encode()):08x}"
 
 
-def _announced(path: str) -> int:
-    return len(as_json({"full_result": {"path": path, "size": 10**12}}))
+def _announced(key: str, path: str) -> int:
+    return len(as_json({key: {"path": path, "size": 10**12}}))

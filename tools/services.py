@@ -22,6 +22,7 @@ class ToolSettings(Struct, frozen=True, kw_only=True):
     sees: str = ""  # the model that answers questions about pictures, "" if there is none
     image_model: str = ""
     image_base_url: str = ""
+    context_window: int = 0  # tokens that the model takes, 0 = not known; see `tools.limits`
     artifacts: str = ""  # folder for what tasks make beside their rows; "" = none is kept
 
 

@@ -1,6 +1,10 @@
 """Text that goes to the model: bounded, and without terminal control sequences. A leaf."""
 
+import json
 import re
+from typing import Any
+
+import msgspec
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -8,6 +12,9 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]",  # two- and three-character sequences
     re.DOTALL,
 )
+
+MAX_TOLD = 2_000  # characters of an exception's text that a model is told
+_MARKER = 50  # the line of `shorten`
 
 
 def without_escapes(text: str) -> str:
@@ -17,6 +24,21 @@ def without_escapes(text: str) -> str:
     return text.replace("\0", "\ufffd")
 
 
+def without_halves(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair that has no other half."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def decoded_json(data: bytes | str) -> Any:
+    """The JSON value, U+FFFD for what is no character in its texts. Raises ValueError, RecursionError."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        pass  # also for half a pair in one text of many
+    value = json.loads(data.decode("utf-8-sig", "replace") if isinstance(data, bytes) else data)
+    return msgspec.json.decode(without_halves(json.dumps(value, ensure_ascii=False)))
+
+
 def shorten(text: str, max_chars: int) -> str:
     """At most `max_chars` of the text's characters, head 40 % and tail 60 %; a line between counts what is left out."""
     if len(text) <= max_chars:
@@ -24,3 +46,9 @@ def shorten(text: str, max_chars: int) -> str:
     head = max_chars * 2 // 5
     tail = max_chars - head
     return f"{text[:head]}\n[... {len(text) - max_chars} characters left out ...]\n{text[len(text) - tail :]}"
+
+
+def told(error: object) -> str:
+    """An exception's text, at most MAX_TOLD characters."""
+    text = str(error)
+    return text if len(text) <= MAX_TOLD else shorten(text, MAX_TOLD - _MARKER)

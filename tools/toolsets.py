@@ -198,7 +198,8 @@ class Catalog:
         return {name: lack for name, lack in lacks.items() if lack}
 
     def _lack_of(self, name: str, tools: Sequence[str]) -> str:
-        return "; ".join(dict.fromkeys(self.lacking[each] for each in (name, *tools) if each in self.lacking))
+        lacks = [self.lacking[each] for each in (name, *tools) if each in self.lacking]
+        return "; ".join(dict.fromkeys(part for lack in lacks for part in lack.split("; ")))
 
     def describe(self) -> tuple[tuple[str, str, str], ...]:
         """All toolsets, sorted by name: name, tools joined by comma and blank, "ready" or what is missing."""

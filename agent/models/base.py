@@ -27,6 +27,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     turn: int = 1  # number of this call within the conversation, from 1
     seed: int | None = None
     response_format: dict[str, Any] | None = None
+    counted: int = 0  # tokens of the messages, where somebody has counted them
     clock: RowClock
     tally: Tally = field(default_factory=Tally)
 

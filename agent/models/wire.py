@@ -53,6 +53,8 @@ def request_body(request: ModelRequest, target: Target, options: RequestOptions,
 
 def estimated_tokens(request: ModelRequest, body: bytes) -> int:
     """What a request counts, roughly; a picture's tokens do not come from the length of its bytes."""
+    if request.counted:
+        return request.counted
     pictures = [url for message in request.messages for url in message.pictures]
     text = len(body) - sum(map(len, pictures))
     return text // CHARACTERS_PER_TOKEN + TOKENS_OF_A_PICTURE * len(pictures)

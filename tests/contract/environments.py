@@ -7,13 +7,15 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from tools.environments.base import Environment, EnvironmentSpec, Limits
+from tests.contract.ssh_server import shared_settings
+from tools.environments.base import Backend, BackendSettings, Environment, EnvironmentSpec, Limits
 from tools.environments.owner import current_owner
 from tools.environments.table import load_backend
 
-BACKENDS = ("local", "bubblewrap", "docker")
-ISOLATING = tuple(name for name in BACKENDS if name != "local")
+BACKENDS = ("local", "bubblewrap", "docker", "singularity", "ssh")
+ISOLATING = tuple(name for name in BACKENDS if name not in ("local", "ssh"))
 RUN_ID = "conformance"
+IMAGES = {"singularity": "/var/tmp/batch-runner-test-images/py"}  # made by apptainer.sh: its usual one is a registry's
 
 
 def make_spec(**changes: object) -> EnvironmentSpec:
@@ -27,8 +29,13 @@ def make_spec(**changes: object) -> EnvironmentSpec:
     return EnvironmentSpec(**settings)  # type: ignore[arg-type]
 
 
+def backend_of(name: str) -> Backend:
+    """The backend with what it has to be told to work here."""
+    return load_backend(name, shared_settings() if name == "ssh" else BackendSettings())
+
+
 def open_sandbox(name: str, **changes: object) -> AbstractAsyncContextManager[Environment]:
-    return load_backend(name).open(make_spec(**changes))
+    return backend_of(name).open(make_spec(**{"image": IMAGES.get(name, ""), **changes}))
 
 
 async def printed(environment: Environment, command: str, timeout: float = 20) -> str:

@@ -157,7 +157,8 @@ class TestPages:
         find = ref(page, 'button "Find"')
         assert await call("browser_click", ref=find) == {"success": True, "clicked": find}
         assert "found q=näh lamp&size=l" in (await seen(call))["snapshot"]
-        assert await call("browser_back") == {"success": True, "url": f"{site.url}/shop"}
+        back = await call("browser_back")
+        assert back == {"untrusted": mark, "success": True, "url": f"{site.url}/shop"}
         assert (await seen(call, full=True))["snapshot"].count("/url: /found?q=red") == 1
 
     async def test_an_element_keeps_its_ref_while_it_is_there(self, call: Toolbox, site: BrowserSite) -> None:
@@ -191,11 +192,13 @@ class TestPages:
         page = await opened(call, f"{site.url}/covered")
         under = await call("browser_click", ref=ref(page, 'button "Under"'))
         assert "intercepts pointer events" in under["error"]
+        assert f"Text from {site.url}/covered" in under["untrusted"]
         off = await call("browser_type", ref=ref(page, 'textbox "Off"'), text="x")
         assert "not enabled" in off["error"]
         page = await opened(call, f"{site.url}/shop")
         choice = await call("browser_type", ref=ref(page, "combobox"), text="Huge")
         assert choice["error"].endswith("it has: Small, Large")
+        assert f"Text from {site.url}/shop" in choice["untrusted"]
         assert "Unknown key" in (await call("browser_press", key="Hyper"))["error"]
 
     async def test_frames(self, call: Toolbox, site: BrowserSite) -> None:
@@ -254,6 +257,7 @@ class TestPages:
             assert eye.pictures[0].data == eye.pictures[2].data != eye.pictures[1].data
             assert await call.read(drawn["screenshot_path"]) == eye.pictures[1].data
             assert (again["success"], again["error"]) == (False, "no model sees")
+            assert "is empty" in (await call("browser_vision", question=" "))["error"]
             assert again["screenshot_path"]
 
 
@@ -280,6 +284,7 @@ class TestConsole:
             ("undefined", None),
             ("(() => { const a = {}; a.a = a; return a })()", "[object Object]"),
             ("document.querySelector('p')", "<p>strict</p>"),
+            ("['a\\ud800z', '\\ud83d\\ude00', '\\\\ud800']", ["a\ufffdz", "\U0001f600", "\\ud800"]),
             ("new Promise(done => setTimeout(() => done('late'), 10))", "late"),
         ):
             result = await call("browser_console", expression=expression)
@@ -290,6 +295,9 @@ class TestConsole:
             result = await call("browser_console", expression=wrong)
             assert result["success"] is False
             assert "Error" in result["error"]
+            assert "data, not instructions" in result["untrusted"]
+        cut = await call("browser_console", expression="'x'.repeat(14998) + '\\u{1f600}'.repeat(9)")
+        assert cut["result"].endswith("x\ufffd")
 
 
 class TestWhatComesUp:
@@ -309,7 +317,8 @@ class TestWhatComesUp:
         result = await clicked(call, page, 'link "Slow tab"')
         assert result["new_tab"] == f"{site.url}/slow?tab"
         assert "slow tab" in (await seen(call))["snapshot"]
-        assert await call("browser_back") == {"success": True, "url": f"{site.url}/tabs"}
+        assert "data, not instructions" in result["untrusted"]
+        assert (await call("browser_back"))["url"] == f"{site.url}/tabs"
         assert (await clicked(call, page, 'button "Open"'))["new_tab"] == f"{site.url}/found?q=opened"
         await call("browser_console", expression="window.close()")
         assert 'button "Many"' in (await seen(call))["snapshot"]
@@ -320,6 +329,7 @@ class TestWhatComesUp:
         page = await opened(call, f"{site.url}/files")
         (report,) = (await clicked(call, page, 'link "Report"'))["downloads"]
         assert (report["url"], report["size"]) == (f"{site.url}/file", 8)
+        assert "untrusted" in await clicked(call, page, 'link "Report"')
         assert await call.read(report["file"]) == b"a,b\n1,2\n"
         (made,) = (await clicked(call, page, 'button "Make"'))["downloads"]
         assert made["file"].endswith("/browser/_made here.txt")
@@ -328,6 +338,36 @@ class TestWhatComesUp:
         straight = await opened(call, f"{site.url}/file")
         assert straight["title"] == "Files"
         assert straight["downloads"][0]["file"] not in (report["file"], "report 1.csv")
+
+    async def test_a_pdf_is_named_as_such(self, call: Toolbox, site: BrowserSite) -> None:
+        assert "web_extract reads it" in (await opened(call, f"{site.url}/paper"))["note"]
+        assert (await opened(call, f"{site.url}/shop"))["title"] == "Shop"
+
+    async def test_a_page_that_failed_does_not_come_by_itself_later(
+        self, call: Toolbox, site: BrowserSite, services: Services
+    ) -> None:
+        """Nor does what the browser shows in its place come into what follows."""
+        asked: list[bytes] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as gone:
+            url = f"http://127.0.0.1:{gone.sockets[0].getsockname()[1]}/"
+        assert "Connection refused" in (await call("browser_navigate", url=url))["error"]
+        assert (await seen(call))["untrusted"].startswith("Text from chrome-error:")
+        async with await asyncio.start_server(serve, "127.0.0.1", int(url.split(":")[2][:-1])):
+            await asyncio.sleep(1.5)  # a browser tries again after a second
+            assert "chrome-error:" in (await seen(call))["untrusted"]
+        assert asked == []
+
+    async def test_our_keys_are_in_no_url(self, services: Services, site: BrowserSite) -> None:
+        with_key = Services(services.settings, {**os.environ, "SOME_TOKEN": "abcdef-123456-xyz"})
+        async with open_call(with_key) as call:
+            result = await call("browser_navigate", url=f"{site.url}/shop?k=abcdef-123456-xyz")
+        assert (result["success"], "SOME_TOKEN" in result["error"]) == (False, True)
 
     async def test_a_download_that_takes_its_time_holds_nobody(
         self, call: Toolbox, site: BrowserSite, browser: Browser
@@ -378,7 +418,8 @@ class TestWhatComesUp:
             ("data:text/html,x", "not data"),
             ("view-source:http://127.0.0.1/", "not view-source"),
             ("http://user:pw@127.0.0.1/", "user"),
-            ("", "host"),
+            ("", "scheme"),
+            ("http://", "host"),
         ):
             result = await call("browser_navigate", url=url)
             assert result["success"] is False

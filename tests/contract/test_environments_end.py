@@ -17,7 +17,7 @@ import msgspec
 import psutil
 import pytest
 
-from tests.contract.environments import BACKENDS, eventually, make_spec, open_sandbox, printed
+from tests.contract.environments import BACKENDS, backend_of, eventually, open_sandbox, printed
 from tools.environments import hosted
 from tools.environments.hosted import Record, remove_tree
 from tools.environments.table import load_backend
@@ -136,7 +136,7 @@ async def test_after_sigint(holder: "subprocess.Popen[bytes]", seconds: str, fol
 
 
 async def test_after_sigkill(backend_name: str, holder: "subprocess.Popen[bytes]", seconds: str, folder: Path) -> None:
-    backend, places = load_backend(backend_name), places_of(folder)
+    backend, places = backend_of(backend_name), places_of(folder)
     await backend.reap()
     assert left_over(seconds) == 3, "a living owner's sandbox is not touched"
     holder.kill()
@@ -152,8 +152,8 @@ async def test_after_sigkill(backend_name: str, holder: "subprocess.Popen[bytes]
 
 @pytest.mark.parametrize("name", BACKENDS)
 async def test_past_its_deadline(name: str) -> None:
-    backend = load_backend(name)
-    async with backend.open(make_spec(deadline=time.time() - 1)) as sandbox:
+    backend = backend_of(name)
+    async with open_sandbox(name, deadline=time.time() - 1) as sandbox:
         await printed(sandbox, "true")
         assert await backend.reap() >= 1
         with pytest.raises(EnvironmentLost):
@@ -209,8 +209,11 @@ def test_the_record_stays_with_what_cannot_be_removed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("age", [0, 100])
-async def test_what_died_before_it_had_a_record_is_removed_once_it_is_old(age: int, folder: Path) -> None:
+@pytest.mark.parametrize("empty", [True, False])
+async def test_what_died_before_it_had_a_record_is_removed_once_it_is_old(age: int, empty: bool, folder: Path) -> None:
     bare = Path(tempfile.mkdtemp(prefix="batch-sandbox-"))
+    if empty:
+        (bare / "owner").touch()
     os.utime(bare, (time.time() - age, time.time() - age))
     await load_backend("local").reap()
     assert (bare.name in names(folder)) == (age == 0)

@@ -42,7 +42,7 @@ async def test_processes(backend_name: str) -> None:
         assert await printed(sandbox, "echo usable") == "usable\n"
 
 
-@pytest.mark.parametrize("name", ["local", "bubblewrap"])
+@pytest.mark.parametrize("name", ["local", "bubblewrap", "singularity"])
 async def test_a_full_process_table_does_not_lose_the_sandbox(name: str) -> None:
     async with open_sandbox(name, limits=Limits(pids=64, memory_mb=1024)) as sandbox:
         await sandbox.write("fork.py", FORK.encode())

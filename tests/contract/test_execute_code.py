@@ -20,6 +20,7 @@ from agent.partner import ConversationPartner
 from agent.text import Redactor
 from tests.contract.environments import eventually, open_sandbox, printed
 from tools.base import Tool, ToolContext, ToolSpec
+from tools.code.child import LONGEST_CALL, _made
 from tools.code.execute_code import LIMITS, CodeArguments, CodeLimits, execute_code
 from tools.environments.base import Environment, Limits
 from tools.errors import EnvironmentLost, ToolError
@@ -541,11 +542,43 @@ async def test_an_image_without_python(tmp_path: Path) -> None:
                 await desk("print(1)")
 
 
-async def test_no_room_for_its_files(desk: Desk) -> None:
-    await printed(desk.environment, "export TMPDIR=/proc")
-    result = await desk("print(1)")
-    assert (result["status"], result["exit_code"]) == ("error", 1)
-    assert result["error"].startswith(("FileNotFoundError", "PermissionError", "OSError"))
+@pytest.mark.parametrize("place", ["/proc", "/no/such/folder", "not/absolute", "''"])
+async def test_a_folder_for_temporary_files_that_takes_none(desk: Desk, place: str) -> None:
+    await printed(desk.environment, f"export TMPDIR={place}")
+    assert await desk.prints("import os; from batch_tools import echo; os.chdir('/'); print(echo('x'))")
+    left = "ls -d /tmp/batch-code-* /var/tmp/batch-code-* batch-code-* 2>/dev/null | grep -c ."
+    before = await printed(desk.environment, left + " || :")
+    assert (await desk("import os; os.kill(os.getppid(), 9)"))["status"] == "error"
+    assert await printed(desk.environment, left + " || :") == before
+
+
+async def test_no_folder_takes_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(SystemExit, match="There is no folder that takes temporary files: set TMPDIR to one"):
+        _made("batch-code-x")
+
+
+async def test_a_call_that_is_too_long_is_said_and_the_next_one_works(desk: Desk) -> None:
+    code = f"""
+    from batch_tools import echo
+    print(echo("x" * {LONGEST_CALL + 100_000}))
+    print(echo("y"))
+    print(echo("x" * {2 * LONGEST_CALL + 100}))
+    print(len(echo("z" * {LONGEST_CALL // 2})["said"]["text"]))
+    """
+    result = await desk(code)
+    assert result["output"].splitlines() == [
+        "{'error': 'the call is too long'}",
+        "{'said': {'text': 'y'}}",
+        "{'error': 'the call is too long'}",
+        str(LONGEST_CALL // 2),
+    ]
+    assert result["tool_calls_made"] == 2
 
 
 async def test_an_old_python(desk: Desk) -> None:

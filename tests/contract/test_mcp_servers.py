@@ -18,6 +18,7 @@ import pytest
 from tests.e2e.program import is_gone, wait_until
 from tools.base import ToolContext
 from tools.errors import ToolError, UsageProblem
+from tools.mcp import sessions
 from tools.mcp.servers import Listing, McpServer
 from tools.mcp.sessions import look
 from tools.mcp.tools import McpTool
@@ -281,7 +282,16 @@ async def test_a_server_of_the_old_protocol_with_odd_tools() -> None:
         assert "cannot be written as JSON" in (await task("plain", nan=1)).get("error", "")
 
 
-async def test_servers_that_cannot_be_had_are_named_with_the_reason() -> None:
+async def test_a_servers_time_limit_is_for_calls_and_not_for_its_start() -> None:
+    slow = program("-c", f"import time; time.sleep(1)\n{OLD}", json.dumps([a_tool("plain")]), timeout=0.5)
+    listing = await look({"s": slow}, ENVIRON, 0.5)
+    assert not listing.lacking
+    async with a_task(slow, listing, 0.5) as task:
+        assert json.loads(await task.value("plain"))["name"] == "plain"
+
+
+async def test_servers_that_cannot_be_had_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "START_SECONDS", 6.0)  # for the slowest of those that answer
     servers = {
         "missing": McpServer(command="no-such-program-here --flag"),
         "refuses": program(SERVER, env={"REFUSES": "${SECRET_WORD}"}),
@@ -295,13 +305,13 @@ async def test_servers_that_cannot_be_had_are_named_with_the_reason() -> None:
     }
     began = time.monotonic()
     listing = await look(servers, {**ENVIRON, "SECRET_WORD": "the-secret-word"}, 20)
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 18
     lacks = listing.lacking
     assert set(lacks) == set(servers)
     assert "no-such-program-here: No such file or directory" in lacks["missing"]
     assert "no, [REDACTED]" in lacks["refuses"]
-    assert lacks["silent"] == "MCP server silent: no answer within 0.5 s"
-    assert "no answer within 0.5 s" in lacks["junk"]
+    assert lacks["silent"] == "MCP server silent: no answer within 6 s"
+    assert "no answer within 6 s" in lacks["junk"]
     assert "the variable NOT_SET is not set" in lacks["unset"]
     assert "ValidationError" in lacks["wrong"]
     assert lacks["empty"] == "MCP server empty: it has no tools"

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import errno
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.contract.toolbox import Toolbox, open_toolbox
 from tests.endpoint import Endpoint, tool_call
 from tests.picture_service import PictureService, png
 from tools.base import Delivery, Errand, Picture, ToolSpec
-from tools.errors import ToolError, UsageProblem
+from tools.errors import DiskFull, ToolError, UsageProblem
 from tools.pictures import image_generation
 from tools.pictures.pictures import data_of, size_of
 from tools.services import IMAGE_KEY, Services, ToolSettings
@@ -319,11 +320,31 @@ async def test_a_connection_that_breaks_is_not_paid_twice(studio: Studio) -> Non
         assert ((await studio.make())["error_type"], asked) == ("connection_lost", 1)
 
 
-async def test_a_picture_that_cannot_be_kept_is_no_success(studio: Studio) -> None:
+async def test_a_picture_that_cannot_be_kept_beside_the_rows_ends_the_run(studio: Studio) -> None:
     studio.artifacts.write_text("a file")
-    result = await studio.make()
-    assert (result["success"], result["error_type"]) == (False, "not_saved")
-    assert str(studio.artifacts) in result["error"]
+    with pytest.raises(DiskFull, match=r"artifacts.*generated_1_.* cannot be written: "):
+        await studio.make()
+    assert size_of(await studio.tools.read((await studio.tools.shell("echo $PWD/generated_1_*")).strip()))
+
+
+async def test_a_full_disk_leaves_no_empty_folders(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(DiskFull, match="No space left on device"):
+            await studio.make()
+    assert not studio.artifacts.exists()
+    assert (await studio.make())["success"]
+
+
+async def test_a_blank_question_or_place_is_not_paid_for(studio: Studio) -> None:
+    url = "data:image/png;base64," + base64.b64encode(PNG).decode()
+    for place, question in ((url, " "), (" ", "what?")):
+        result = await studio.tools("vision_analyze", image_url=place, question=question)
+        assert (result["success"], result["error"].endswith(" is empty")) == (False, True)
+    assert not studio.eye.seen
 
 
 async def test_what_a_dead_process_left_half_made_is_removed(studio: Studio) -> None:

@@ -17,6 +17,8 @@ from tools.environments.base import Environment
 from tools.errors import EnvironmentLost
 from tools.limits import MAX_RESULT, MAX_TURN, NOT_KEPT, SHOWN, as_json
 from tools.result_files import spilled
+from tools.services import Services, ToolSettings
+from tools.text import MAX_TOLD
 from tools.toolsets import load_tool
 
 LONG = "".join(f"line {number} é \U0001f600 \t{{}}\n" for number in range(12_000))
@@ -207,3 +209,33 @@ async def test_the_last_call_of_a_task_is_no_exception(stage: Stage) -> None:
         assert (await conversation.run()).status == "completed"
         assert conversation.final_response == "it is done"
         assert all(len(json.dumps(kept)) < MAX_RESULT for kept in results(conversation))
+
+
+async def test_a_small_context_window_bounds_results_and_turns(stage: Stage) -> None:
+    stage.context.services = Services(ToolSettings(context_window=20_000), {})  # 12,000 and 24,000 characters
+    turn = calls(*(call("sized", f"c{number}", size=size) for number, size in enumerate([11_000, 12_500, 100, 5_000])))
+    conversation = stage.open([turn, DONE], tools=[SIZED])
+    await conversation.run()
+    kept = results(conversation)
+    assert ["full_result" in each for each in kept] == [False, True, False, False]
+    assert len(json.dumps(kept[1])) <= 6_000
+
+
+async def test_a_tools_own_key_of_our_name_stays(stage: Stage) -> None:
+    for key, result in (("full_result_", {}), ("full_result__", {"full_result_": 2})):
+        kept = await one_result(stage, {"full_result": "mine", **result, "text": LONG})
+        assert (kept["full_result"], kept.get("full_result_", 2)) == ("mine", kept.get("full_result_", 2))
+        assert await whole(stage, {"full_result": kept[key]}) == LONG
+        assert len(as_json(kept)) <= SHOWN
+
+
+async def test_an_exceptions_text_is_bounded(stage: Stage) -> None:
+    def fail(_: dict[str, Any]) -> None:
+        raise ValueError("first " + "x" * 90_000 + " last")
+
+    conversation = stage.open([calls(call("fail", "c1")), DONE], tools=[Named("fail", fail)])
+    await conversation.run()
+    [kept] = results(conversation)
+    assert len(kept["error"]) <= MAX_TOLD
+    assert kept["error"].startswith("ValueError: first x")
+    assert kept["error"].endswith("x last")

@@ -508,6 +508,12 @@ class TestSearch:
             ):
                 result = await call("web_search", query="tides")
                 assert (result["success"], bool(result["error"])) == (False, True), first
+        text = b"<p>Please log in"
+        async with (
+            SearchService("tavily", [(200, text, {})]) as service,
+            toolbox(ToolSettings(search_provider="tavily", search_url=service.url), {SEARCH_KEY: KEY}) as call,
+        ):
+            assert "the answer is no JSON" in (await call("web_search", query="tides"))["error"]
         none: list[Any] = [{}, {"results": []}, {"results": [{"url": "ftp://x"}, 5, {"title": "t"}]}, {"results": "x"}]
         for empty in none:
             async with (
@@ -516,6 +522,16 @@ class TestSearch:
             ):
                 result = await call("web_search", query="tides")
                 assert (result["success"], result["data"]) == (True, {"web": []}), empty
+
+    async def test_half_a_character_in_one_hit_costs_no_other(self) -> None:
+        bad = b'{"results": [{"title": "a\\ud800z", "url": "https://a.example/"}, {"title": "\xff", "url": "https://b.example/"},'
+        good = b'{"title": "\\ud83d\\ude00 \\\\ud800", "url": "https://c.example/"}]}'
+        async with (
+            SearchService("tavily", [(200, bad + good, {})]) as service,
+            toolbox(ToolSettings(search_provider="tavily", search_url=service.url), {SEARCH_KEY: KEY}) as call,
+        ):
+            hits = (await call("web_search", query="tides"))["data"]["web"]
+        assert [hit["title"] for hit in hits] == ["a\ufffdz", "\ufffd", "\U0001f600 \\ud800"]
 
     async def test_what_cannot_be_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(search, "TRIES", 1)

@@ -186,6 +186,35 @@ def test_a_script_may_have_a_scripted_eye_and_makes_pictures(tmp_path: Path) -> 
     assert [folder for folder, _ in kept] == ["r%2F0", "r%2F1"]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pictures_that_cannot_be_kept_stop_the_run_which_goes_on_once_they_can(tmp_path: Path, workers: int) -> None:
+    run = tmp_path / "out/r"
+    in_the_way = f"test -e {tmp_path}/mended || printf x >{run}/artifacts"
+    steps = [
+        {"name": "terminal", "arguments": {"command": in_the_way}},
+        {"name": "image_generate", "arguments": {"prompt": "a cat", "aspect_ratio": "square"}},
+    ]
+    turns = [*({"reasoning": "On it.", "tool_calls": [step]} for step in steps), {"content": "done"}]
+    (tmp_path / "s.yaml").write_text(json.dumps({"default": {"turns": turns}}))
+    rows = write_dataset(tmp_path / "d.jsonl", [{"id": f"r{n}", "prompt": f"go {n}"} for n in range(6)])
+    with PictureServiceProcess() as service:
+        flags = (
+            *(f"--model=scripted:{tmp_path / 's.yaml'}", f"--dataset_file={rows}", "--run_name=r", "--concurrency=1"),
+            *(f"--image_base_url={service.url}", "--enabled_toolsets=image_gen,terminal", f"--num_workers={workers}"),
+            *("--container_backend=local", "--output_dir=out"),
+        )
+        code, _, err = run_program(*flags, home=tmp_path)
+        assert code == 3, err
+        assert "stopped early: out/r/artifacts/r0/generated_1_" in err
+        assert {each["status"] for each in journal(run)} == {"stopped"}
+        assert "cannot be written" not in json.dumps([each["conversations"] for each in journal(run)])
+        (run / "artifacts").unlink()
+        (tmp_path / "mended").touch()
+        code, _, err = run_program(*flags, "--resume", home=tmp_path)
+    assert code == 0, err
+    assert sorted(path.parent.name for path in run.glob("artifacts/*/*")) == [f"r{n}" for n in range(6)]
+
+
 def test_a_killed_worker_gives_back_its_place_in_the_eyes_gate(tmp_path: Path) -> None:
     rules = looks("one")
     eye_rules: list[dict[str, Any]] = [{"stall": True, "times": 1}, {"message": {"content": "a cat"}}]

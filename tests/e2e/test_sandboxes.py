@@ -14,17 +14,19 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.contract import environments
 from tests.contract.engine_stub import stub_engine
 from tests.e2e.against import called, results_of, run_against, said, script
 from tests.e2e.program import Program, journal, run_program, wait_until, write_dataset
 from tests.endpoint import EndpointProcess, tool_call
 
 IMAGE = "batch-runner-test:py"
+IMAGES = {**environments.IMAGES, "docker": IMAGE}
 BACKENDS = ("local", "bubblewrap", "docker")
 
 
 def of_backend(backend: str) -> tuple[str, ...]:
-    image = (f"--image={IMAGE}",) if backend == "docker" else ()
+    image = (f"--image={IMAGES[backend]}",) if backend in IMAGES else ()
     return (f"--container_backend={backend}", *image)
 
 
@@ -107,7 +109,7 @@ def test_a_rows_time_ends_the_command_that_runs(backend: str, tmp_path: Path) ->
     wait_until(lambda: not processes_with(mark), 5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "singularity"])
 def test_odd_output_and_empty_input(backend: str, tmp_path: Path) -> None:
     rules = script(
         "odd",

@@ -437,11 +437,24 @@ def test_what_lacks_is_said_before_the_run_or_done_without(tmp_path: Path) -> No
     assert code == 0, out + err
     code, out, err = run_program(*flags, "--distribution=default", "--allow_missing_toolsets", home=tmp_path)
     assert code == 0, out + err
+    [warning] = [line for line in err.splitlines() if "not offered" in line]
+    assert "warning: not offered: " in warning
+    assert all(lack in warning.partition(f"{toolset} lacks ")[2] for toolset, lack in LACKS.items())
+    assert "no tool left" not in warning
+    assert warning in (tmp_path / "data" / "r" / "run.log").read_text(encoding="utf-8")
     here = sorted([*TOOLSETS["terminal"], *TOOLSETS["file"], "web_extract"])
     rows = merged(tmp_path / "data" / "r")
     assert [row["tools_offered"] for row in rows] == [" ".join(here)] * 2
     assert [row["toolsets_used"] for row in rows] == [["file", "terminal", "web"]] * 2
     assert statistics(tmp_path / "data" / "r")["tools_offered"] == dict.fromkeys(here, 2)
+
+
+def stand_in(folder: Path) -> Path:
+    """A program that says that it is a Chromium."""
+    program = folder / "stand-in"
+    program.write_text("#!/bin/sh\necho Chromium 1.0\n")
+    program.chmod(0o755)
+    return program
 
 
 def test_the_listing_says_what_is_ready_and_what_lacks(tmp_path: Path) -> None:
@@ -450,7 +463,7 @@ def test_the_listing_says_what_is_ready_and_what_lacks(tmp_path: Path) -> None:
     rows = {cells[1]: cells[3] for line in out.splitlines() if len(cells := [*map(str.strip, line.split("│"))]) > 3}
     assert {toolset for toolset in TOOLSETS if rows[toolset] == "ready"} == set(TOOLSETS) - set(LACKS)
     assert all(lack in rows[toolset] for toolset, lack in LACKS.items())
-    ready = ["--vision_model=gpt-5-mini", "--search_url=http://127.0.0.1:1", "--browser_program=sh"]
+    ready = ["--vision_model=gpt-5-mini", "--search_url=http://127.0.0.1:1", f"--browser_program={stand_in(tmp_path)}"]
     code, out, err = run_program("--list_toolsets", *ready, home=tmp_path, OPENAI_API_KEY="a-key-for-a-test")
     assert code == 0, err
     assert out.count("ready") == len(TOOLSETS)
@@ -520,8 +533,9 @@ def test_the_examples_are_sound_as_they_are_delivered(name: str, tmp_path: Path)
         "research": [sys.executable, "batch_runner.py", "--config", "datagen-config-examples/web_research.yaml"],
         "browser": ["sh", str(tmp_path / "datagen-config-examples/run_browser_tasks.sh")],
     }
+    flags = ["--container_backend=local", f"--browser_program={stand_in(tmp_path)}"]
     done = subprocess.run(
-        [*command[name], "--dry_run", "--json_summary", "--container_backend=local", "--browser_program=sh"],
+        [*command[name], "--dry_run", "--json_summary", *flags],
         cwd=tmp_path,
         env=environment(tmp_path, PYTHON=sys.executable, OPENROUTER_API_KEY="a-key-for-the-example"),
         stdin=subprocess.DEVNULL,

@@ -3,14 +3,16 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from playwright.async_api import Error
 
 from tools.browser.engine import explained
 from tools.browser.folder import BrowserFolder, Record, reap
 from tools.browser.program import find_program, lacks_browser
-from tools.browser.tools import key_name
+from tools.browser.tools import _answer, key_name
 from tools.environments.base import Owner
 from tools.environments.owner import current_owner
 from tools.services import ToolSettings
@@ -39,6 +41,29 @@ def test_the_named_one_the_one_on_path_and_playwrights_own(tmp_path: Path) -> No
         assert found == (str(named) if "/" in name else str(google))
     assert lacks_browser(ToolSettings(), environ) == ""
     assert "--browser_program" in lacks_browser(ToolSettings(browser_program="/not/there"), environ)
+
+
+def test_a_program_that_is_no_chromium_is_refused(tmp_path: Path) -> None:
+    for number, (script, is_one) in enumerate(
+        (("echo Chromium 150.0", True), ("echo Google Chrome 150", True), ("exit 1", False), ("echo Firefox", False))
+    ):
+        named = program(tmp_path / f"browser{number}")
+        named.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {script}\n')
+        lack = lacks_browser(ToolSettings(browser_program=str(named)), {"PATH": "/usr/bin:/bin"})
+        assert ("does not say that it is one" in lack) != is_one, lack
+    broken = program(tmp_path / "broken")
+    broken.write_bytes(b"\x7fELF")
+    assert "--browser_program" in lacks_browser(ToolSettings(browser_program=str(broken)), {})
+
+
+def test_a_program_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.browser.program.VERSION_SECONDS", 0.2)
+    named = program(tmp_path / "hangs")
+    named.write_text("#!/bin/sh\nsleep 300 & sleep 300\n")
+    began = time.monotonic()
+    lack = lacks_browser(ToolSettings(browser_program=str(named)), {"PATH": "/usr/bin:/bin"})
+    assert "does not say" in lack
+    assert time.monotonic() - began < 5
 
 
 @pytest.fixture
@@ -81,6 +106,55 @@ def test_a_folder_is_removed_at_the_end(place: Path) -> None:
     folder.keep_profile(str(place / "gone"))
     folder.remove()
     assert list(place.iterdir()) == []
+
+
+class Page:
+    """What Playwright says to each navigation in turn, "" if it goes well. It stays where it is."""
+
+    url = "http://e.com/"
+
+    def __init__(self, *says: str) -> None:
+        self.says = list(says)
+        self.waited = 0
+
+    async def goto(self, url: str, **_: Any) -> str:
+        if said := self.says.pop(0):
+            raise Error(f"Page.goto: {said}")
+        return "the answer"
+
+    async def wait_for_url(self, url: str, **_: Any) -> None:
+        self.waited += 1
+
+
+CHANGED = "net::ERR_NETWORK_CHANGED at http://e.com/"
+TO = 'Navigation to "http://e.com" is interrupted by another navigation to '
+
+
+@pytest.mark.parametrize(
+    ("says", "answer"),
+    [
+        ([""], "the answer"),
+        ([CHANGED, ""], "the answer"),
+        ([CHANGED, f'{TO}"chrome-error://chromewebdata/"', ""], "the answer"),
+        ([f'{TO}"chrome-error://chromewebdata/"', CHANGED, ""], "the answer"),
+        ([f'{TO}"http://e.com/"'], None),
+        ([f'{TO}"http://e.com/other"', ""], "the answer"),
+        ([f'{TO}"http://e.com/other"'] * 3, None),
+        ([CHANGED] * 3, Error),
+        ([CHANGED, CHANGED, f'{TO}"chrome-error://chromewebdata/"'], Error),
+        (["net::ERR_FAILED at http://e.com/"], Error),
+    ],
+)
+async def test_a_navigation_is_tried_again_where_another_came_between(says: list[str], answer: Any) -> None:
+    """Also to the page where one is already: that it is still there means nothing."""
+    page: Any = Page(*says)
+    if answer is Error:
+        with pytest.raises(Error):
+            await _answer(page, "http://e.com")
+    else:
+        assert await _answer(page, "http://e.com") == answer
+    assert page.says == []
+    assert page.waited == says[:-1].count(CHANGED)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """What the command line prints about itself."""
 
+import json
+
 import pytest
 
 from batch.cli import page, print_table, show
-from batch.settings import ACTIONS, Action
+from batch.settings import ACTIONS, Action, RunSettings
 
 
 @pytest.mark.parametrize(
@@ -13,7 +15,7 @@ from batch.settings import ACTIONS, Action
         ("version", ["batch-runner"]),
         ("list_distributions", ["terminal_tasks"]),
         ("list_toolsets", ["terminal, process"]),
-        ("list_backends", ["local", "bubblewrap", "docker"]),
+        ("list_backends", ["local", "bubblewrap", "docker", "singularity", "ssh"]),
         ("list_providers", ["https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", " set "]),
     ],
 )
@@ -32,3 +34,46 @@ def test_tables_are_not_cut_where_stdout_is_no_terminal(capsys: pytest.CaptureFi
     assert "[not markup]" in (out := capsys.readouterr().out)
     assert long in out
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("action", ["list_distributions", "list_toolsets", "list_providers"])
+def test_a_listing_into_a_pipe_begins_with_its_table(action: Action, capsys: pytest.CaptureFixture[str]) -> None:
+    show(action, {}, page())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("┏")
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("action", "record"),
+    [
+        ("list_toolsets", {"toolset": "terminal", "tools": ["terminal", "process"], "state": "ready"}),
+        (
+            "list_providers",
+            {
+                "provider": "openrouter",
+                "base_url": "https://openrouter.ai/api/v1",
+                "key_variables": ["OPENROUTER_API_KEY"],
+                "key": "not set",
+            },
+        ),
+        (
+            "list_distributions",
+            {
+                "distribution": "terminal_only",
+                "description": "Terminal and files, nothing else",
+                "toolsets": {"terminal": 100, "file": 100},
+            },
+        ),
+    ],
+)
+def test_a_listing_as_json_is_a_list_of_objects(
+    action: Action, record: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(action, {}, page(), RunSettings(json_summary=True))
+    assert record in json.loads(capsys.readouterr().out)
+
+
+def test_backends_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    show("list_backends", {}, page(), RunSettings(json_summary=True))
+    assert {"backend": "local", "state": "ready"} in json.loads(capsys.readouterr().out)

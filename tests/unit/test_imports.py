@@ -15,7 +15,7 @@ LEAVES = {
     *("compression.types", "swe.types"),
 }
 HEAVY = (
-    *("openai", "rich", "aiodocker", "jsonschema", "pyarrow", "zstandard", "aiohttp"),
+    *("openai", "rich", "aiodocker", "asyncssh", "jsonschema", "pyarrow", "zstandard", "aiohttp"),
     *("PIL", "mcp", "playwright"),
     *("httpx", "trafilatura", "lxml", "pypdf", "ddgs", "charset_normalizer"),
     *("tiktoken", "tokenizers", "jinja2", "matplotlib", "datasets", "huggingface_hub", "swebench"),
@@ -25,6 +25,7 @@ HOMES = {
     "openai": ("agent.models.",),
     "rich": ("batch.progress", "batch.cli", "compression.report", "toolset_distributions"),
     "aiodocker": ("tools.environments.docker",),
+    "asyncssh": ("tools.environments.ssh",),
     "PIL": ("tools.pictures.pictures",),
     "playwright": ("tools.browser.",),
     "mcp": ("tools.mcp.",),

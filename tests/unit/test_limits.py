@@ -1,13 +1,25 @@
 """What stays of results that are too large, and which those are."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.limits import LEAST_SHOWN, MAX_RESULT, MAX_TURN, NOT_KEPT, SHOWN, as_json, rooms, shortened
+from tools.limits import (
+    LEAST_SHOWN,
+    MAX_RESULT,
+    MAX_TURN,
+    NOT_KEPT,
+    SHOWN,
+    ResultLimits,
+    as_json,
+    limits_in,
+    rooms,
+    shortened,
+)
 
 WHERE = "whole in /tmp/batch-results/call_1-0a1b2c3d.txt"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -124,3 +136,53 @@ def test_many_together_are_within_a_turns_limit(count: int) -> None:
     size = MAX_TURN // count + 3_000
     cuts = rooms([("a", size)] * count)
     assert sum(cuts.get(place, size) for place in range(count)) <= MAX_TURN
+
+
+@pytest.mark.parametrize(
+    ("tokens", "result", "turn", "shown"),
+    [
+        (0, MAX_RESULT, MAX_TURN, SHOWN),
+        (1_000_000, MAX_RESULT, MAX_TURN, SHOWN),
+        (32_768, 19_660, 39_321, 9_830),
+        (8_192, 8_000, 16_000, 4_000),
+        (1, 8_000, 16_000, 4_000),
+    ],
+)
+def test_a_small_context_makes_the_limits_smaller(tokens: int, result: int, turn: int, shown: int) -> None:
+    limits = limits_in(tokens)
+    assert limits == ResultLimits(result, turn, shown)
+    assert rooms([("a", result)], limits) == {}
+    assert rooms([("a", result + 1)], limits) == {0: shown}
+    assert rooms([("read_file", result + 1)], limits) == {}
+    many = [("a", result)] * 5
+    assert sum(rooms(many, limits).get(place, result) for place in range(5)) <= turn
+
+
+LONG_LISTS: dict[str, dict[str, Any]] = {
+    "todos": {"todos": [{"id": str(n), "content": f"{n} has " * 500, "status": "pending"} for n in range(256)]},
+    "texts": {"texts": [f"{n} has " * 500 for n in range(1_000)]},
+    "pages": {"pages": [{"url": f"http://x/{n}", "text": f"{n} has " * 9_000} for n in range(40)]},
+    "fields": {f"field {n}": f"{n} has " * 900 for n in range(40)},
+}
+
+
+@pytest.mark.parametrize("name", LONG_LISTS)
+@pytest.mark.parametrize("room", [4_000, SHOWN])
+@pytest.mark.parametrize("where", [WHERE, NOT_KEPT], ids=["file", "none"])
+def test_of_many_cut_texts_more_is_shown_than_markers(name: str, room: int, where: str) -> None:
+    text = as_json(shortened(LONG_LISTS[name], room, where).result)
+    markers = re.findall(r"\[\.\.\. [^\]]* \.\.\.\]", text)
+    assert len(text) > room * 0.8
+    assert sum(map(len, markers)) < len(text) / 3
+    assert any(where in marker for marker in markers), "it is said where the rest is"
+    assert text.count(" has ") * len("123 has ") > len(text) * 0.4
+
+
+def test_each_entry_that_is_shown_has_a_useful_head() -> None:
+    shown = cut({**LONG_LISTS["todos"], "summary": {"total": 256}})
+    entries = [entry for entry in shown["todos"] if isinstance(entry, dict)]
+    assert len(entries) >= 30
+    assert {entry["id"] for entry in entries} >= {"0", "255"}
+    assert all(entry["status"] == "pending" for entry in entries)
+    assert min(len(entry["content"].partition("\n")[0]) for entry in entries) > 100
+    assert shown["summary"] == {"total": 256}

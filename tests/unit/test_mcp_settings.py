@@ -1,6 +1,7 @@
 """What a run is told of MCP servers: forms, mistakes, and what stays out of its files."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,58 @@ def test_names_of_module_and_servers_are_kept_apart(text: str, told: str, tmp_pa
     with pytest.raises(UsageProblem) as caught:
         open_catalog(Sources(module=f"{tmp_path}/mine.py", servers={"a": McpServer(command="x")}, listing=listing), {})
     assert told in str(caught.value)
+
+
+KEY = "k3y-that-must-not-show"
+IN_WORDS = {
+    "option": (["--token", KEY], ["--token", "[REDACTED]"]),
+    "equals": ([f"--api-key={KEY}"], ["--api-key=[REDACTED]"]),
+    "camel": (["--accessToken", KEY], ["--accessToken", "[REDACTED]"]),
+    "header": (["--header", f"Authorization: Bearer {KEY}"], ["--header", "Authorization: Bearer [REDACTED]"]),
+    "header=": ([f"--header=X-Api-Key:{KEY}"], ["--header=X-Api-Key:[REDACTED]"]),
+    "scheme": (["--authorization", f"Bearer {KEY}", "-v"], ["--authorization", "Bearer [REDACTED]", "-v"]),
+    "variable": (["-e", f"GITHUB_TOKEN={KEY}", "image"], ["-e", "GITHUB_TOKEN=[REDACTED]", "image"]),
+    "dashes": (["--password", f"-{KEY}"], ["--password", "[REDACTED]"]),
+    "twice": (["--token", KEY, "--token", f"{KEY}2"], ["--token", "[REDACTED]", "--token", "[REDACTED]"]),
+}
+
+
+@pytest.mark.parametrize("name", IN_WORDS)
+@pytest.mark.parametrize("form", ["text", "words", "args"])
+def test_keys_in_a_command_are_kept_out_as_others_are(name: str, form: str) -> None:
+    given, kept = IN_WORDS[name]
+    server = {
+        "text": McpServer(command=shlex.join(["npx", *given])),
+        "words": McpServer(command=("npx", *given)),
+        "args": McpServer(command="npx", args=tuple(given)),
+    }[form]
+    settings = msgspec.structs.replace(load(), mcp_servers={"s": server})
+    recorded_one = manifest(settings)["mcp_servers"]["s"]
+    words = recorded_one["command"] if form != "args" else [recorded_one["command"], *recorded_one["args"]]
+    assert words == ["npx", *kept]
+    assert KEY not in resume_command(settings, [])
+    assert manifest(recorded({"settings": manifest(settings)})) == manifest(settings)
+    variables = secret_variables({"s": server}, {})
+    assert all(KEY in value for value in variables.values())
+    assert len(secrets_from(variables, {})[0]) == len(variables) == kept.count("[REDACTED]") or name != "twice"
+    travelling = without_secrets({"s": server}, variables)
+    assert KEY.encode() not in msgspec.msgpack.encode(travelling)
+    assert filled(travelling["s"], variables).words == ("npx", *given)
+
+
+def test_words_that_hold_no_key_stay() -> None:
+    words = ("npx", "-y", "--token", "--verbose", "--tokens=5", "--key-file", "k.pem", "https://x.org/a:b", "--token")
+    for server in (McpServer(command=words), McpServer(command="npx -y server --port=1"), McpServer(command="cat")):
+        assert secret_variables({"s": server}, {}) == {}
+        assert without_secrets({"s": server}, {})["s"] == server
+        assert load_recorded(server) == server
+    referring = McpServer(command="npx", args=("--token", "${NOTES}", "--header", "Authorization: Bearer ${NOTES}"))
+    assert load_recorded(referring) == referring
+    assert set(secret_variables({"s": referring}, {"NOTES": KEY}).values()) == {KEY}
+    url = McpServer(command="npx", args=("mcp-remote", f"https://me:{KEY}@x.org/?api_key={KEY}&a=1"))
+    assert load_recorded(url).args == ("mcp-remote", "https://x.org/?api_key=[REDACTED]&a=1")
+
+
+def load_recorded(server: McpServer) -> McpServer:
+    kept = manifest(msgspec.structs.replace(load(), mcp_servers={"s": server}))
+    return recorded({"settings": msgspec.json.decode(msgspec.json.encode(kept))}).mcp_servers["s"]

@@ -46,6 +46,9 @@ def opened(stage: Stage, *commands: str, sentinel: str = SENTINEL, **more: Any) 
         (f"echo {SENTINEL} | tee f; rm f", "I am done"),
         (f"{{ echo {SENTINEL}; echo in a group; }}", "in a group"),
         (f"""python3 -c 'print("{SENTINEL}")' 2>&1""", "I am done"),
+        (f"echo {SENTINEL} 2>/dev/null", "I am done"),
+        (f"cat 2>/dev/null <<E 2>&1\n{SENTINEL}\nE", "I am done"),
+        (f"if true; then echo {SENTINEL}; fi", "I am done"),
     ],
 )
 async def test_a_command_that_prints_it_first_ends_the_conversation(stage: Stage, command: str, answer: str) -> None:
@@ -79,6 +82,7 @@ async def test_a_command_that_prints_it_first_ends_the_conversation(stage: Stage
         f"printf '{SENTINEL}\\n' | tee f >/dev/null; cat f",
         f"{{ echo {SENTINEL}; echo x; }} >f; cat f",
         f"(echo {SENTINEL}) >f; cat f",
+        f"echo {SENTINEL} 2>/dev/null >f; cat f",
         f"cat >f <<E\n{SENTINEL}\nE\ncat f",
         f"cat <<E >f\n{SENTINEL}\nE\ncat f",
         f"""python3 -c 'print("{SENTINEL}")' >f; cat f""",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.errors import UsageProblem
+from tools.errors import ToolError, UsageProblem
 from tools.services import ToolSettings
 from tools.toolsets import (
     ALIASES,
@@ -118,6 +118,11 @@ def test_what_cannot_be_had_is_named_and_not_offered() -> None:
     assert catalog.missing(["browser"], ["browser_click", "browser_back"]) == {"browser": "a key"}
     assert catalog.missing(["web", "browser"], ["browser"]) == {"web": "a key"}
     assert catalog.missing(["web", "browser"], ["web_search", "browser_back"]) == {"browser": "a browser"}
+    shared = Catalog(lacking={"browser_click": "a browser", "browser_vision": "a browser; a model that sees"})
+    assert shared.missing(["browser", "browser_vision"]) == {
+        "browser": "a browser; a model that sees",
+        "browser_vision": "a browser; a model that sees",
+    }
     assert Catalog(toolsets={"box": []}, lacking={"box": "a server"}).missing(["box"], ["box"]) == {}
     every = catalog.resolve_toolsets(["file", "web"])
     assert "web_search" not in [tool.spec.name for tool in catalog.select(every, ["web_extract"])]
@@ -151,3 +156,40 @@ def test_naming_tools_loads_none() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+GIVEN_BY_MODELS = {
+    "terminal": "command background timeout workdir pty notify_on_complete watch_patterns",
+    "process": "action session_id data timeout offset limit",
+    "read_file": "path offset limit",
+    "write_file": "path content cross_profile",
+    "patch": "mode path old_string new_string replace_all patch cross_profile",
+    "search_files": "pattern target path file_glob limit offset output_mode context",
+    "execute_code": "code",
+    "todo": "todos merge",
+    "delegate_task": "goal context tasks role",
+}
+"""The parameters that models were trained to give."""
+MEANINGLESS = {"cross_profile", "role"}
+
+
+@pytest.mark.parametrize("name", GIVEN_BY_MODELS)
+def test_every_parameter_that_models_give_is_taken_and_those_without_meaning_are_not_told(name: str) -> None:
+    tool = load_tool(name)
+    given = set(GIVEN_BY_MODELS[name].split())
+    assert given - MEANINGLESS <= set(tool.spec.parameters["properties"])
+    assert not MEANINGLESS & set(tool.spec.parameters["properties"])
+    needed = {"action": "list", "todos": [], "tasks": []}
+    arguments = {each: needed.get(each, "x") for each in tool.spec.parameters["required"]}
+    for more in given & MEANINGLESS:
+        for value in ("leaf", "orchestrator", True, None):
+            tool.parse({**arguments, more: value})
+
+
+def test_a_task_of_several_may_have_a_role() -> None:
+    tool = load_tool("delegate_task")
+    tasks = [{"goal": "a", "role": "leaf"}, {"goal": "b", "role": "orchestrator"}]
+    assert [task.goal for task in tool.parse({"tasks": tasks}).tasks] == ["a", "b"]
+    assert "role" not in repr(tool.spec.parameters)
+    with pytest.raises(ToolError, match="unknown argument `rol`"):
+        tool.parse({"goal": "a", "rol": "leaf"})

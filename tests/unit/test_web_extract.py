@@ -138,6 +138,63 @@ def test_an_article_is_found_within_its_page() -> None:
     assert "never shown" not in text.content
 
 
+@pytest.mark.parametrize("deep", [300, 2000])
+def test_deep_pages_are_read(deep: int) -> None:
+    body = f"<p>before</p>{'<div>' * deep}<p>deep</p>{'</div>' * deep}<p>after</p>"
+    assert read_text(job(body)).content == "before\n\ndeep\n\nafter"
+
+
+def test_of_pages_that_are_too_deep_what_is_not_deep_is_read() -> None:
+    deep = "<div>" * 5000
+    assert read_text(job(f"<title>T</title><p>before</p>{deep}deep")) == Text(
+        title="T",
+        content="before\n\n[The rest is missing: its elements are nested too deep to be read further]",
+    )
+    assert "nested too deep" in read_text(job(f"{deep}deep")).error
+
+
+@pytest.mark.parametrize(
+    ("base", "target"),
+    [
+        ("/docs/v2/", "http://example.com/docs/v2/next"),
+        (" http://other.example/x ", "http://other.example/next"),
+        ("javascript:x()", "http://example.com/a/next"),
+        ("http://[", "http://example.com/a/next"),
+        ("", "http://example.com/a/next"),
+    ],
+)
+@pytest.mark.parametrize("sentences", [1, 30])
+def test_links_are_meant_from_where_the_page_says(base: str, target: str, sentences: int) -> None:
+    """In both ways to Markdown."""
+    body = "".join(f"<p>Sentence {n} of an article that <a href=next>goes on</a> so.</p>" for n in range(sentences))
+    page = f"<head><base href='{base}'><base href=/no/></head><nav>Menu</nav><article><h1>News</h1>{body}</article>"
+    content = read_text(job(page)).content
+    assert ("Menu" in content) == (sentences == 1)
+    assert content.count(f"[goes on]({target})") == sentences
+
+
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [
+        ("shift_jis", "お知らせ、本日は休業です"),
+        ("euc_jp", "こんにちは世界"),
+        ("euc_jp", "お知らせ、本日は休業です"),
+        ("gb18030", "你好、世界"),
+        ("gb18030", "今天休息"),
+        ("euc_kr", "안녕하세요 세계"),
+        ("cp1252", "Grüße, “déjà vu”"),
+        ("cp1252", "ÀÉÎÕ"),
+    ],
+)
+def test_charsets_that_nobody_tells(charset: str, text: str) -> None:
+    assert read_text(job(f"<p>{text}</p>".encode(charset))).content == text
+
+
+@pytest.mark.parametrize(("charset", "text"), [("cp1251", "Мы были тут да"), ("koi8-r", "Мы были тут")])
+def test_letters_are_no_signs(charset: str, text: str) -> None:
+    assert read_text(job(text.encode(charset), "text/plain")).content == text.encode(charset).decode("cp1252")
+
+
 def test_pages_without_text() -> None:
     for body in ("", " ", "<html><script>fill()</script></html>", "<!-- -->"):
         text = read_text(job(body))

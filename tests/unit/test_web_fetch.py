@@ -7,8 +7,8 @@ import zlib
 import pytest
 
 from tools.errors import ToolError
-from tools.web.fetch import inflater, refuse_secrets, with_scheme
-from tools.web.transport import proxy_for
+from tools.web.addresses import proxy_for, refuse_secrets, with_scheme
+from tools.web.fetch import inflater
 
 SECRET = "ab-0123456789-cd"
 

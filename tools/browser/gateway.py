@@ -13,12 +13,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed does not know it
 
 from msgspec import Struct
 
 from tools.errors import ToolError
-from tools.web.addresses import Resolve, check_name
+from tools.web.addresses import Resolve, check_name, proxy_for
 
 CONNECT_SECONDS = 15.0
 MAX_TRIED = 4  # addresses of one name
@@ -182,22 +181,16 @@ def _check_answer(head: bytes) -> None:
 
 
 def proxies(environ: Mapping[str, str], *, allow_private: bool) -> Callable[[str, int], str]:
-    """The proxy that HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY (or in lower case) name for a host and port. Where
-    there is one it is the proxy that resolves names: ToolError for those that say that they are private."""
-    named = {name: environ.get(f"{name}_proxy") or environ.get(f"{name.upper()}_PROXY", "") for name in _PROXIES}
+    """The proxy for a host and port, see `proxy_for`. Where there is one it is the proxy that resolves names: ToolError
+    for those that say that they are private."""
 
-    def proxy_for(host: str, port: int) -> str:
-        proxy = named["https" if port == 443 else "http"] or named["all"]
-        if not proxy or proxy_bypass_environment(f"{host}:{port}", {"no": named["no"]}):
-            return ""
-        if not allow_private:
+    def chosen(host: str, port: int) -> str:
+        proxy = proxy_for("https" if port == 443 else "http", host, port, environ)
+        if proxy and not allow_private:
             check_name(host)
-        return proxy if "://" in proxy else f"http://{proxy}"
+        return proxy
 
-    return proxy_for
-
-
-_PROXIES = ("http", "https", "all", "no")
+    return chosen
 
 
 def _connect_request(host: str, port: int, user: str | None, password: str | None) -> bytes:

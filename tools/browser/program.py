@@ -3,12 +3,17 @@
 import importlib.util
 import os
 import shutil
+import signal
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from tools.services import ToolSettings
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
+VERSION_SECONDS = 5.0
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 _PLAYWRIGHTS_OWN = (
     *("chromium-*/chrome-linux*/chrome", "chromium_headless_shell-*/*/headless_shell"),
@@ -18,6 +23,7 @@ _PLAYWRIGHTS_OWN = (
 SWITCHES = (
     *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+    "--disable-auto-reload",  # of a page that could not be opened, in the middle of what comes next
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",  # nothing goes around the gateway
 )
 
@@ -26,11 +32,39 @@ def lacks_browser(settings: ToolSettings, environ: Mapping[str, str]) -> str:
     """See `tools.toolsets.NEEDS`."""
     if importlib.util.find_spec("playwright") is None:
         return "the package playwright: pip install 'batch-runner[browser]'"
-    if not find_program(settings, environ):
-        if settings.browser_program:
-            return f"the program {settings.browser_program} that --browser_program names"
-        return "a browser: apt-get install chromium, or name one by --browser_program"
+    program = find_program(settings, environ)
+    if not settings.browser_program:
+        return "" if program else "a browser: apt-get install chromium, or name one by --browser_program"
+    if not program:
+        return f"the program {settings.browser_program} that --browser_program names"
+    if not _is_chromium(program, environ.get("PATH", USUAL_PATH)):
+        return f"a Chromium: {settings.browser_program}, which --browser_program names, does not say that it is one"
     return ""
+
+
+@cache
+def _is_chromium(program: str, path: str) -> bool:
+    """Whether it says so when it is asked for its version."""
+    try:
+        asked = subprocess.Popen(  # noqa: S603 - the program that the user names
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": path, "HOME": "/nonexistent"},
+            start_new_session=True,
+        )
+    except OSError:
+        return False
+    with asked:
+        try:
+            said = asked.communicate(timeout=VERSION_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with suppress(OSError):
+                os.killpg(asked.pid, signal.SIGKILL)
+    return b"Chrom" in said
 
 
 def find_program(settings: ToolSettings, environ: Mapping[str, str]) -> str:

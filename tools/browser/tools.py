@@ -1,17 +1,16 @@
 """The tools of the toolset `browser` (but `web_search`): one task's tabs in the process's browser.
 
 A failure is `{success: false, error}`. Beside what its description says a result may hold `new_tab`, `downloads` and
-`notes`, see `BrowserSession.news`. The browser runs beside the sandbox, on this machine.
+`notes`, see `BrowserSession.news`. Whatever holds words of a page is marked. The browser runs beside the sandbox, on
+this machine.
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Meta, Struct
 
 from tools.arguments import TypedTool
@@ -21,8 +20,10 @@ from tools.browser.pagescripts import DRAW, ERASE, HIDE, IMAGES, OPTIONS, SCROLL
 from tools.browser.session import MAX_TEXT, BrowserSession, folder_of
 from tools.browser.snapshot import Line, compact, count_elements, cut, marks, parse_ref, parse_snapshot
 from tools.errors import ToolError
+from tools.pictures.vision import check_given
+from tools.text import decoded_json, without_halves
 from tools.untrusted import marked
-from tools.web.addresses import split_url
+from tools.web.addresses import refuse_secrets, split_url, with_scheme
 
 if TYPE_CHECKING:
     from playwright.async_api import ElementHandle, Frame, Locator, Page, Response
@@ -34,7 +35,6 @@ MAX_WHOLE = 2_000_000  # characters of a snapshot that is kept in a file
 MAX_TITLE = 500
 _TRIES = 3  # of what another navigation has interrupted
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(?!\d+(?:[/?#]|$))", re.IGNORECASE)
 _KEY_NAMES = (
     *("Enter", "Escape", "Tab", "Space", "Backspace", "Delete", "Home", "End", "PageUp", "PageDown"),
     *("ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "Control", "Meta", "Shift", "Alt"),
@@ -127,6 +127,10 @@ class Tab(Struct):
         return marked(result, self.page.url[:200])
 
 
+class PageSays(ToolError):
+    """One whose text is partly the page's."""
+
+
 T = TypeVar("T")
 Action = Callable[[Tab], Awaitable[dict[str, Any]]]
 
@@ -144,7 +148,14 @@ async def _acted(context: ToolContext, action: Action) -> dict[str, Any]:
             result = await _in_time(tab, action)
         finally:
             session.end()
-        return {**result, **await session.news(context, limits)}
+        return await _with_news(tab, result)
+
+
+async def _with_news(tab: Tab, result: dict[str, Any]) -> dict[str, Any]:
+    """Addresses of tabs and names of files are the page's words."""
+    news = await tab.session.news(tab.context, tab.limits)
+    told = {**result, **news}
+    return tab.marked(told) if news else told
 
 
 def _failure(error: str) -> dict[str, Any]:
@@ -155,12 +166,14 @@ async def _in_time(tab: Tab, action: Action) -> dict[str, Any]:
     try:
         async with asyncio.timeout(tab.limits.act):
             return await action(tab)
+    except PageSays as error:
+        return tab.marked(_failure(str(error)))
     except ToolError as error:
         return _failure(str(error))
     except TimeoutError:
         return _failure(await _stopped(tab, f"It took longer than {tab.limits.act:g} s"))
     except playwright_error() as error:
-        return _failure(await _reason(tab, error))
+        return await _broken(tab, error)
 
 
 async def _stopped(tab: Tab, problem: str) -> str:
@@ -176,16 +189,17 @@ async def _stopped(tab: Tab, problem: str) -> str:
     return problem
 
 
-async def _reason(tab: Tab, error: Exception) -> str:
+async def _broken(tab: Tab, error: Exception, before: str = "") -> dict[str, Any]:
+    """What Playwright says, which is in part the page's, behind `before`; or what has become of the page."""
     if not await tab.session.is_alive():
-        return "The browser has ended, and its tabs with it; browser_navigate starts another"
+        return _failure("The browser has ended, and its tabs with it; browser_navigate starts another")
     if tab.page in tab.session.pages:
-        return explained(error)
+        return tab.marked(_failure(f"{before}{explained(error)}"))
     try:
         tab.session.page()
     except ToolError as lost:
-        return str(lost)
-    return "The page was closed or has crashed; an earlier tab is the current one now"
+        return _failure(str(lost))
+    return _failure("The page was closed or has crashed; an earlier tab is the current one now")
 
 
 # --- browser_navigate
@@ -194,11 +208,11 @@ async def _reason(tab: Tab, error: Exception) -> str:
 async def navigate(context: ToolContext, arguments: NavigateArguments) -> dict[str, Any]:
     """`{success, url, title, snapshot, element_count}`; `status` of an answer that is an error."""
     session, limits = context.memory(BrowserSession), context.services.part(Browser).limits
-    url = arguments.url.strip()
-    url = url if _SCHEME.match(url) else f"https://{url}"
+    url = with_scheme(arguments.url.strip())
     async with session.lock:
         try:
             split_url(url)
+            refuse_secrets(url, context.services.environ)
             page = await session.opened(context)
         except ToolError as error:
             return _failure(str(error))
@@ -207,28 +221,30 @@ async def navigate(context: ToolContext, arguments: NavigateArguments) -> dict[s
         tab = Tab(context, session, limits, page)
         session.begin()
         try:
-            problem, told = await _gone_to(tab, url)
-            result = _failure(problem) if problem else await _in_time(tab, _arrived)
+            failure, told = await _gone_to(tab, url)
+            result = failure or await _in_time(tab, _arrived)
         finally:
             session.end()
-        return {**result, **told, **await session.news(context, limits)}
+        return await _with_news(tab, {**result, **told})
 
 
-async def _gone_to(tab: Tab, url: str) -> tuple[str, dict[str, Any]]:
-    """Why it could not be opened, "" if it was; what else is to be told."""
+async def _gone_to(tab: Tab, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The failure if it could not be opened, {} if it was; what else is to be told."""
     tab.session.gateway.problems.clear()
     try:
         async with asyncio.timeout(tab.limits.open):
             response = await _answer(tab.page, url)
             here = await tab.session.loaded(tab.page, tab.limits)
     except TimeoutError:
-        return await _stopped(tab, f"{url} did not answer within {tab.limits.open:g} s"), {}
+        return _failure(await _stopped(tab, f"{url} did not answer within {tab.limits.open:g} s")), {}
     except playwright_error() as error:
         return await _why_not(tab, url, error), {}
     told: dict[str, Any] = (
         {} if here else {"note": "The page is still loading; browser_snapshot shows more of it later"}
     )
-    return "", {**told, **({"status": response.status} if response and response.status >= 400 else {})}
+    if response and response.headers.get("content-type", "").startswith("application/pdf"):
+        told["note"] = "This is a PDF, of which a snapshot shows nothing; web_extract reads it"
+    return {}, {**told, **({"status": response.status} if response and response.status >= 400 else {})}
 
 
 async def _answer(page: "Page", url: str) -> "Response | None":
@@ -239,30 +255,39 @@ async def _answer(page: "Page", url: str) -> "Response | None":
         try:
             return await page.goto(url, wait_until="commit", timeout=0)
         except playwright_error() as error:
+            _, interrupted, what = str(error).partition('interrupted by another navigation to "')
             is_changed = "ERR_NETWORK_CHANGED" in str(error)
-            if not is_changed and "interrupted by another navigation" not in str(error):
+            if not (is_changed or interrupted) or (not tries and (is_changed or "chrome-error:" in what)):
                 raise
-            if not tries and (is_changed or page.url.startswith("chrome-error:")):
-                raise
-        if page.url.rstrip("/") == url.rstrip("/"):
+        if is_changed:
+            await _error_page(page)
+        elif what.partition('"')[0].rstrip("/") == url.rstrip("/"):
             break
     return None
 
 
-async def _why_not(tab: Tab, url: str, error: Exception) -> str:
-    """ "" for a file: it is being saved, and the page before it is still there."""
+async def _error_page(page: "Page") -> None:
+    """Waits for what the browser shows in the place of a page that failed: it would come into what follows."""
+    with suppress(playwright_error()):
+        await page.wait_for_url("chrome-error:**", wait_until="commit", timeout=1000)
+
+
+async def _why_not(tab: Tab, url: str, error: Exception) -> dict[str, Any]:
+    """{} for a file: it is being saved, and the page before it is still there."""
     if "Download is starting" in str(error):
-        return ""
+        return {}
+    if "net::ERR" in str(error) and "ERR_ABORTED" not in str(error):
+        await _error_page(tab.page)
     if "SOCKS_CONNECTION" in str(error) and (problems := tab.session.gateway.problems):
         host = urlsplit(url).hostname
         problem = next((each for each in reversed(problems) if each.host == host), problems[-1])
-        return f"{url} cannot be opened: {problem.reason}"
-    reason = await _reason(tab, error)
-    return reason if tab.page not in tab.session.pages else f"{url} cannot be opened: {reason}"
+        failure = _failure(f"{url} cannot be opened: {problem.reason}")
+        return failure if problem.host == host else tab.marked(failure)  # a host to which the site has led
+    return await _broken(tab, error, f"{url} cannot be opened: ")
 
 
 async def _arrived(tab: Tab) -> dict[str, Any]:
-    title = (await tab.page.title())[:MAX_TITLE]
+    title = (await _of_one_page(tab.page.title))[:MAX_TITLE]
     seen = await _snapshot(tab, full=False)
     return tab.marked({"success": True, "url": tab.page.url[:MAX_TEXT], "title": title, **seen})
 
@@ -387,7 +412,7 @@ def _option(options: list[list[str]], text: str) -> str:
         if text.strip() in (value, label):
             return value
     labels = ", ".join(label for _, label in options)
-    raise ToolError(f"The list has no option {text[:100]!r}; it has: {labels[:MAX_TEXT]}")
+    raise PageSays(f"The list has no option {text[:100]!r}; it has: {labels[:MAX_TEXT]}")
 
 
 async def scroll(context: ToolContext, arguments: ScrollArguments) -> dict[str, Any]:
@@ -412,7 +437,7 @@ async def back(context: ToolContext, arguments: BackArguments) -> dict[str, Any]
                 raise ToolError("There is no earlier page")
             await session.close_tab(tab.page)
         await session.settle(tab.limits)
-        return {"success": True, "url": session.page().url[:MAX_TEXT]}
+        return tab.marked({"success": True, "url": session.page().url[:MAX_TEXT]})
 
     return await _acted(context, act)
 
@@ -499,12 +524,16 @@ async def _value(page: "Page", expression: str) -> dict[str, Any]:
     kind, text, total = str(told["kind"]), str(told["text"]), int(told["total"])
     if total > MAX_VALUE:
         left = f"{total - MAX_VALUE} of {total} characters of its JSON are left out"
-        return {"result": text, "result_type": kind, "truncated": left}
-    return {"result": msgspec.json.decode(text), "result_type": kind}
+        return {"result": without_halves(text), "result_type": kind, "truncated": left}
+    return {"result": decoded_json(text), "result_type": kind}
 
 
 async def vision(context: ToolContext, arguments: VisionArguments) -> dict[str, Any]:
     """`{success, analysis, screenshot_path}`."""
+    try:
+        check_given("question", arguments.question)
+    except ToolError as error:
+        return _failure(str(error))
     taken: list[Picture] = []
 
     async def act(tab: Tab) -> dict[str, Any]:

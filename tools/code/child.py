@@ -7,7 +7,8 @@ it, and at last `MARK end JSON` with {code, output, errors, lives}, the code -N 
 are what went wrong in here.
 
 The script is a process of its own, in a session of its own, and has none of these streams. It calls tools over a socket
-in the folder (in $TMPDIR, removed at the end), one connection a call; while one is served the others wait.
+in the folder (in $TMPDIR, or where else there is room; removed at the end), one connection a call; while one is served
+the others wait.
 """
 
 import codecs
@@ -98,14 +99,14 @@ class Stage:
     def __init__(self, order: "dict[str, Any]", orders: Lines) -> None:
         self._order = order
         self._orders = orders
-        self._folder = Path(os.environ.get("TMPDIR") or "/tmp", order["folder"])  # noqa: S108 - as the sandbox has it
+        self._folder = _made(order["folder"])
         self._caller: Any = None  # the connection of the call that is being made
         self._call = Lines()
+        self._overlong = False  # the call is, and is read to its end without being kept
         self._asked = False  # the call is with our host
 
     def play(self) -> None:
         """The script, its calls, and what it left."""
-        self._folder.mkdir(0o700)
         try:
             self._open()
             while self._script.poll() is None:
@@ -164,7 +165,7 @@ class Stage:
             elif source == self._woken:
                 os.read(self._woken, PIECE)
             elif source is self._door:
-                self._caller, self._call = self._door.accept()[0], Lines()
+                self._caller, self._call, self._overlong = self._door.accept()[0], Lines(), False
             elif source is self._caller:
                 self._listen()
             else:
@@ -191,13 +192,15 @@ class Stage:
         except OSError:
             data = b""
         lines = self._call.feed(data)
-        if lines:
+        if lines and self._overlong:  # it hears no answer before it has said all
+            self._answer(b'{"error": "the call is too long"}')
+        elif lines:
             self._asked = True
             self._say("call", lines[0])
         elif not data:
             self._hang_up()
-        elif len(self._call) > LONGEST_CALL:
-            self._answer(b'{"error": "the call is too long"}')
+        elif self._overlong or len(self._call) > LONGEST_CALL:
+            self._call, self._overlong = Lines(), True
 
     def _answer(self, answer: bytes) -> None:
         self._caller.settimeout(SLOWEST_READER)
@@ -221,6 +224,16 @@ class Stage:
             "errors": self._errors.text(),
             "lives": bool(self._pipes()),
         }
+
+
+def _made(name: str) -> Path:
+    """The folder, in the first place that takes it: as Python's own temporary files."""
+    for place in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "."):  # noqa: S108 - as the sandbox has it
+        folder = Path(place or "/tmp", name).absolute()  # noqa: S108 - as above
+        with suppress(OSError):
+            folder.mkdir(0o700)
+            return folder
+    sys.exit("There is no folder that takes temporary files: set TMPDIR to one")
 
 
 def main() -> None:

@@ -267,7 +267,9 @@ class Script:
     async def _clean_up(self, process: Process) -> None:
         """Ends all that it started, and removes the folder if it is still there."""
         await process.kill()
-        await self._environment.run(f'rm -rf -- "${{TMPDIR:-/tmp}}/{self._folder}"', timeout=_STOP_SECONDS)
+        places = '"${TMPDIR:-/tmp}" /tmp /var/tmp .'
+        remove = f'for place in {places}; do rm -rf -- "$place/{self._folder}"; done'
+        await self._environment.run(remove, timeout=_STOP_SECONDS)
 
 
 @cache

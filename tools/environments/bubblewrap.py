@@ -11,13 +11,12 @@ from tools.environments.base import Environment, EnvironmentSpec
 from tools.environments.channel import base_variables
 from tools.environments.door import DoorEnvironment, limit_processes
 from tools.environments.ending import to_the_end
-from tools.environments.hosted import Host, bound_volumes, limits_by, reap_folders
+from tools.environments.hosted import Host, bound_volumes, limits_by, reap_folders, tried
 from tools.environments.shell import new_token
 
 _PARTS = ("workspace", "home", "door", "etc")
 _HOME = "/home/user"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_CHECK_SECONDS = 10.0
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
     "alternatives",
@@ -51,6 +50,7 @@ _USERS = {
     "nobody:x:65534:65534:nobody:/:/bin/false\n",
     "group": "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
 }
+
 
 class BubblewrapEnvironment(DoorEnvironment):
     """A `bwrap` process, and channels through its door."""
@@ -128,18 +128,9 @@ class BubblewrapBackend:
                 "bubblewrap is not installed: install the package bubblewrap (its program is `bwrap`), or choose docker"
             )
         command = ("bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true")
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        try:
-            output, _ = await asyncio.wait_for(process.communicate(), _CHECK_SECONDS)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return "bubblewrap does not answer"
-        if process.returncode == 0:
+        said = await tried(command)
+        if not said:
             return ""
-        said = " ".join(output.decode(errors="replace").split())
         return f"bubblewrap cannot make user namespaces here ({said}): allow them in the kernel, or choose docker"
 
     def limits_by(self) -> str:

@@ -28,7 +28,7 @@ _HUB = "https://index.docker.io/v1/"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:@/-]|\.(?!\.))*", re.ASCII)
 _REFUSED = re.compile(
     r"not found|(manifest|name) unknown|not known|denied|unauthorized|authentication required|does not exist"
-    r"|invalid (reference|repository)|must be lower|no matching manifest|no such file",
+    r"|invalid (reference|repository)|must be lower|no matching manifest",
     re.IGNORECASE,
 )
 _RATE_LIMIT = re.compile(r"toomanyrequests|rate limit", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""A sandbox whose first shell is its door: it opens channels on named pipes in a folder that the sandbox sees read-only.
+"""A sandbox whose first shell is its door: it opens channels on named pipes in a folder that the sandbox cannot write.
 
 No process inside can put something else in their place. For sandboxes that are processes of this machine.
 """
@@ -6,6 +6,7 @@ No process inside can put something else in their place. For sandboxes that are 
 import asyncio
 import itertools
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,8 +84,8 @@ class DoorEnvironment(ShellEnvironment):
         self._process = host.spawn(["sh", "-c", command, "sh", *argv], environ, Path("/"))
         self._door = shell_channel(self._process, self._end)
 
-    async def open_door(self, before: str = "") -> None:
-        """Waits for the sandbox, whose first shell runs `before`. Raises SetupFailed with what was said instead."""
+    async def open_door(self, before: str = "") -> str:
+        """Waits for the sandbox, whose first shell runs `before`; what that says. Raises SetupFailed."""
         said = b""
         try:
             async with asyncio.timeout(_OPEN_SECONDS):
@@ -96,6 +97,7 @@ class DoorEnvironment(ShellEnvironment):
         if not said.endswith(b"ready\n"):
             reason = said.decode(errors="replace").strip() or "it ended at once"
             raise SetupFailed(f"the {self.backend} sandbox cannot be opened: {reason}")
+        return said.removesuffix(b"ready\n").decode(errors="replace")
 
     async def _through_door(self) -> Channel:
         name = str(next(self._numbers))
@@ -125,6 +127,13 @@ class DoorEnvironment(ShellEnvironment):
             for read in reads:
                 read.cancel()
             await asyncio.gather(*reads, return_exceptions=True)
+
+    def init(self) -> int:
+        """The sandbox's process 1, as this machine counts. Raises EnvironmentLost."""
+        for pid in _children(self._process.pid):
+            if _is_init(pid):
+                return pid
+        raise EnvironmentLost("the sandbox has ended")
 
     async def _kill(self, call: str) -> None:
         """From outside: a sandbox whose process table is full could not do it."""
@@ -168,6 +177,15 @@ def _children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:  # ended
         return []
+
+
+def _is_init(pid: int) -> bool:
+    """Whether it is process 1 of a namespace below ours: the last of its numbers, the first being ours."""
+    try:
+        (numbers,) = re.findall(r"(?m)^NSpid:\t(.*)$", Path(f"/proc/{pid}/status").read_text())
+    except (OSError, ValueError):  # ended; a kernel that does not tell
+        return False
+    return bool(re.search(r"\t1$", numbers))
 
 
 def limit_processes(host: Host) -> str:

@@ -29,8 +29,8 @@ _PREFIX = "batch-sandbox-"
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
 _RECORD = "owner"
 _NOBODYS = 60.0  # seconds after which a folder without a record is nobody's
-_LEAVE_SECONDS = 0.1
 _END_SECONDS = 2.0
+_CHECK_SECONDS = 20.0
 
 
 class Record(Struct, frozen=True):
@@ -137,8 +137,8 @@ def shell_channel(process: "subprocess.Popen[bytes]", end: Callable[[], Awaitabl
 
 
 async def end_process(process: "subprocess.Popen[bytes]") -> None:
-    """Takes the exit code of a shell whose input has ended; kills it and its process group if it goes on."""
-    if not await ended(process, _LEAVE_SECONDS):
+    """Kills a shell and its process group, and takes its exit code."""
+    if process.poll() is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -182,6 +182,26 @@ async def _readable(descriptor: int, seconds: float) -> None:
         os.close(descriptor)
 
 
+async def tried(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """What a command that fails says, or ""."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environ,
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), _CHECK_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return f"no answer within {_CHECK_SECONDS:g} s"
+    if process.returncode == 0:
+        return ""
+    return " ".join(output.decode(errors="replace").split()) or f"exit code {process.returncode}"
+
+
 def remove_tree(folder: Path) -> None:
     """Removes a folder with all in it, whatever modes a sandbox gave it, the record last; what cannot be removed stays
     for `reap`."""
@@ -203,6 +223,17 @@ def remove_tree(folder: Path) -> None:
         if not folder.exists():
             return
         unlock(None, str(folder), None)
+        _remove_mapped(folder)
+
+
+def _remove_mapped(folder: Path) -> None:
+    """What belongs to the further users that an ordinary user's sandbox has (/etc/subuid) is removed as their root."""
+    program = shutil.which("unshare") if os.getuid() else None
+    with suppress(OSError):  # gone
+        left = [str(place) for place in folder.iterdir() if place.name != _RECORD]
+        if program and left:
+            command = [program, "--map-root-user", "--map-auto", "rm", "-rf", "--", *left]
+            subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True)  # noqa: S603 - our own
 
 
 def _remove_place(place: "os.DirEntry[str]", unlock: Callable[[object, str, object], None]) -> None:
@@ -253,13 +284,20 @@ def reap_folders() -> int:
 
 
 def _is_nobodys(folder: Path) -> bool:
-    """Whether its maker died before there was a record."""
+    """Whether its maker died before there was a record, or had no room to write one."""
     try:
         found = folder.lstat()
     except OSError:
         return False
     old = found.st_uid == os.getuid() and found.st_mtime < time.time() - _NOBODYS
-    return old and not (folder / _RECORD).exists()
+    return old and not _has_record(folder)
+
+
+def _has_record(folder: Path) -> bool:
+    try:
+        return (folder / _RECORD).lstat().st_size > 0
+    except OSError:
+        return False
 
 
 def _stale(folder: Path) -> Record | None:

@@ -36,7 +36,7 @@ class LocalEnvironment(ShellEnvironment):
             private=f"{host.state}/",
             variables=variables,
             open_channel=self._spawn,
-            census=False,
+            processes="",
             token=host.token,
         )
         self._host = host

@@ -39,6 +39,10 @@ look() {
   s=Z p=none
   while read -r y w u; do case $y in State:) s=$w;; PPid:) p=$w; break;; esac; done <"$1/status"
 } 2>/dev/null
+all() {
+  if [ "$J" ]; then H=; while read -r y; do H="$H /proc/$y"; done <"$J"
+  else set -- /proc/[0-9]*; H=$*; fi
+} 2>/dev/null
 census() {
   for d in "$@"; do
     case $o in *" $d "*) continue;; esac
@@ -48,7 +52,8 @@ census() {
 }
 alive() {
   v=0
-  for d in /proc/[0-9]*; do
+  all
+  for d in $H; do
     if has "$1" "$d" || has "$1" "$d"; then v=1; break; fi
   done
   say "$2" "$v"
@@ -56,10 +61,10 @@ alive() {
 run() {
   c=$1 e=$2 b=$3 a=$4 w=$5 k=$6 v=0 D= o=
   { :; } >|"${P}d"
-  if [ "$G" ]; then set -- /proc/[0-9]*; o=" $* "; fi
+  if [ "$G" ]; then all; o=" $H "; fi
   x=126
   command eval 'BATCH_CALL=$c "$X" -c "$b" "$X" "$a" "$w" "$k" </dev/null; x=$?' 2>/dev/null
-  if [ "$G" ]; then set -- /proc/[0-9]*; [ "$o" = " $* " ] || census "$@"; fi
+  if [ "$G" ]; then all; [ "$o" = " $H " ] || census $H; fi
   while IFS= read -r y; do D=$D$y$L; done <"${P}d"
   say "$e" "$x $v $D"
 } 2>/dev/null
@@ -76,7 +81,8 @@ slay() {
     z=$((z+1)) F= g=1
     while [ "$g" = 1 ]; do
       g=0
-      for d in /proc/[0-9]*; do
+      all
+      for d in $H; do
         q=${d#/proc/}
         case $V in *" $q "*) continue;; esac
         [ "$q" != $$ ] || continue
@@ -167,13 +173,16 @@ def words(*parts: str | bytes) -> bytes:
     return b" ".join(quote(part.encode() if isinstance(part, str) else part) for part in parts) + b"\n"
 
 
-def prelude(private: str, census: bool, shell: bytes = b"") -> bytes:
-    """What makes a plain `sh` a channel. `census`: look after each command for processes that are new in /proc.
+def prelude(private: str, processes: str, shell: bytes = b"") -> bytes:
+    """What makes a plain `sh` a channel. After each command it looks for new processes in `processes`: /proc, or a file
+    that lists those of the sandbox; not where that is "".
 
     The first channel has no `shell` yet. It keeps the variables that it was started with before ours may hide some.
     """
     keep = b"" if shell else b"unset %s; export -p >|%s\n" % (MARKER.encode(), _part(private, "0"))
-    assignments = b"P=%s G=%s X=%s\n" % (quote(private.encode()), b"1" if census else b"", quote(shell))
+    file = "" if processes == "/proc" else processes
+    names = quote(private.encode()), b"1" if processes else b"", quote(shell), quote(file.encode())
+    assignments = b"P=%s G=%s X=%s J=%s\n" % names
     return keep + assignments + _FUNCTIONS.encode()
 
 

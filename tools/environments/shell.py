@@ -22,6 +22,7 @@ _ENTER_SECONDS = 60.0
 _KILL_SECONDS = 15.0
 _TRAILER_SECONDS = 5.0
 _GRACE_SECONDS = 0.05
+_LEAVE_SECONDS = 0.2
 
 _REASONS = {
     "missing": "no such file or directory",
@@ -43,8 +44,9 @@ class ShellEnvironment:
     """One sandbox, given by what opens channels into it.
 
     `private` is a path prefix in the sandbox where files of ours may be made ("/.batch/" or "/tmp/.batch-"); `cwd` is
-    made if it is not there, relative to where channels start. The sandbox has a process namespace of its own;
-    `census=False` is for a subclass that sees its processes from outside, and overrides `_lives_on`, `_alive`, `_kill`.
+    made if it is not there, relative to where channels start. `processes` is where the sandbox sees its processes:
+    /proc, or a file that lists them (a control group's); "" is for a subclass that sees them from outside and overrides
+    `_lives_on`, `_alive`, `_kill`.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class ShellEnvironment:
         private: str,
         variables: Mapping[str, str],
         open_channel: OpenChannel,
-        census: bool = True,
+        processes: str = "/proc",
         token: str = "",
     ) -> None:
         self.backend = backend
@@ -67,7 +69,7 @@ class ShellEnvironment:
         self._variables = {**variables, **spec.variables}
         self.temp = next(place for place in (self._variables["TMPDIR"], variables["TMPDIR"]) if place.startswith("/"))
         self._private = private
-        self._census = census
+        self._processes = processes
         self._shell, self._slot = b"", 0
         self._calls = itertools.count(1)
         self._lock = asyncio.Lock()
@@ -235,6 +237,9 @@ class ShellEnvironment:
 
     async def _follow(self, process: ShellProcess, channel: Channel) -> None:
         await process.follow()
+        await asyncio.sleep(
+            _LEAVE_SECONDS
+        )  # its shell ends by itself: killed, it would take along what it has just begun
         await self.channels.discard(channel)
 
     # files
@@ -296,7 +301,7 @@ class ShellEnvironment:
         return f"{self.token}.{next(self._calls)}.", new_nonce()
 
     def _prelude(self) -> bytes:
-        return script.prelude(self._private, self._census, self._shell)
+        return script.prelude(self._private, self._processes, self._shell)
 
     @asynccontextmanager
     async def _calling(self, call: str, request: bytes) -> AsyncIterator[Channel]:

@@ -10,6 +10,8 @@ BACKENDS = {
     "bubblewrap": "tools.environments.bubblewrap:BUBBLEWRAP",
     "docker": "tools.environments.docker:DOCKER",
     "local": "tools.environments.local:LOCAL",
+    "singularity": "tools.environments.singularity:SINGULARITY",
+    "ssh": "tools.environments.ssh:open_ssh",
 }
 """Name to "module:OBJECT"; what can be called makes a backend of the settings."""
 
@@ -54,7 +56,8 @@ async def resolve_backend(requested: str, wants_image: bool, settings: BackendSe
 async def _given(name: str, wants_image: bool, settings: BackendSettings) -> str:
     backend = load_backend(name, settings)
     if wants_image and not backend.takes_images:
-        raise UsageProblem(f"container_backend {name} takes no images: choose docker, or leave the image out")
+        others = "choose docker or singularity, or leave the image out"
+        raise UsageProblem(f"container_backend {name} takes no images: {others}")
     problem = await backend.check()
     if problem:
         raise UsageProblem(f"container_backend {name}: {problem}")

@@ -6,7 +6,7 @@ server.
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -24,8 +24,14 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCE = re.compile(rf"(?:\w+ )?{_VARIABLE.pattern}")
 _SECRET = re.compile(
-    r"(?:.*[_-])?(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS|AUTHORIZATION|COOKIE)", re.IGNORECASE
+    r"(?:.*[_-])?(?:ACCESS|API|AUTH|BEARER|CLIENT|PRIVATE|SECRET)?[_-]?"
+    r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS|AUTHORIZATION|COOKIE)",
+    re.IGNORECASE,
 )
+_OPTION = re.compile(r"--?([A-Za-z][\w-]*)")  # its value is the next word
+_ASSIGNMENT = re.compile(r"((?:--?)?([A-Za-z][\w-]*)=)(.*)", re.DOTALL)  # --token=X, TOKEN=X
+_HEADER = re.compile(r"((?:--?[\w-]+=)?([A-Za-z][\w-]*):\s*)(.*)", re.DOTALL)  # Authorization: Bearer X
+_SCHEME = re.compile(r"(?:(?:Bearer|Basic|Token)\s+)?", re.IGNORECASE)
 _SECRET_QUERY = re.compile(r"(?<=[?&])([^=&#]*(?:key|token|secret|password)[^=&#]*=)(?!\$\{)[^&#]*", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)(?!\$\{)[^/?#@]*@")
 
@@ -34,7 +40,7 @@ class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """How a server is reached: a program that speaks over its stdin and stdout, or a URL (streamable HTTP).
 
     `args`, `env`, `url` and `headers` may say `${VARIABLE}` for a value of the environment. `tools`: these of the
-    server's tools only; `timeout`: seconds for one call, its own start included."""
+    server's tools only; `timeout`: seconds for one call."""
 
     command: str | tuple[str, ...] = ""
     args: tuple[str, ...] = ()
@@ -208,14 +214,64 @@ def filled(server: McpServer, environ: Mapping[str, str]) -> McpServer:
     )
 
 
+class _Word(Struct, frozen=True):
+    """A word of a command with the key in it: what stands ahead of that, its name and itself; "" without one."""
+
+    ahead: str
+    name: str = ""
+    secret: str = ""
+
+
+def _read_words(words: Sequence[str]) -> list[_Word]:
+    """Keys are told by their names: `--token X`, `--api-key=X`, `TOKEN=X`, `--header "Authorization: Bearer X"`."""
+    found: list[_Word] = []
+    option = ""  # whose value this word is
+    for place, word in enumerate(words):
+        found.append(_read_word(place, word, option))
+        named = _OPTION.fullmatch(word)
+        option = named[1] if named and place and not option and _is_secret(named[1]) else ""
+    return found
+
+
+def _read_word(place: int, word: str, option: str) -> _Word:
+    if option and not word.startswith("--"):
+        ahead, name, value = "", option, word
+    else:
+        forms = (form.fullmatch(word) for form in (_ASSIGNMENT, _HEADER))
+        found = next((form for form in forms if form and _is_secret(form[2])), None)
+        if found is None:
+            return _Word(word)
+        ahead, name, value = found[1], found[2], found[3]
+    scheme = _SCHEME.match(value)
+    start = scheme.end() if scheme else 0
+    return _Word(ahead + value[:start], f"{place}_{name}", value[start:])
+
+
+def secret_words(server: McpServer) -> list[str]:
+    """The keys in its command and arguments."""
+    return [word.secret for word in _read_words(server.words) if word.secret]
+
+
+def _with_words(server: McpServer, written: Callable[[_Word], str]) -> McpServer:
+    """The server with the keys in its command and arguments written otherwise; one that has none stays as it is."""
+    words = _read_words(server.words)
+    if not any(word.secret for word in words):
+        return server
+    texts = [word.ahead + written(word) if word.secret else word.ahead for word in words]
+    if isinstance(server.command, str) and server.args:
+        return msgspec.structs.replace(server, args=tuple(texts[1:]))
+    count = len(texts) - len(server.args)
+    return msgspec.structs.replace(server, command=tuple(texts[:count]), args=tuple(texts[count:]))
+
+
 def secret_variables(servers: Mapping[str, McpServer], environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that carry the keys in servers' `env` and `headers` to the processes that use them, and by which they
-    are known as keys; none for a key that refers to a variable that is not set."""
+    """Variables that carry the keys in servers' `env`, `headers`, `command` and `args` to the processes that use them,
+    and by which they are known as keys; none for a key that refers to a variable that is not set."""
     found: dict[str, str] = {}
     for server, name, text in _secret_texts(servers):
         variable = _variable(server, name)
         try:
-            secret = expanded(text.rpartition(" ")[2], environ)
+            secret = expanded(text, environ)
         except UsageProblem:
             continue  # said when the server is looked at
         if found.setdefault(variable, secret) != secret:
@@ -229,15 +285,23 @@ def without_secrets(servers: Mapping[str, McpServer], environ: Mapping[str, str]
     def kept(server: str, values: Mapping[str, str]) -> dict[str, str]:
         return {name: _referred(server, name, text, environ) for name, text in values.items()}
 
+    def written(server: str) -> Callable[[_Word], str]:
+        return lambda word: _variable_for(server, word.name, word.secret, environ)
+
     return {
-        name: msgspec.structs.replace(server, env=kept(name, server.env), headers=kept(name, server.headers))
+        name: _with_words(
+            msgspec.structs.replace(server, env=kept(name, server.env), headers=kept(name, server.headers)),
+            written(name),
+        )
         for name, server in servers.items()
     }
 
 
 def _secret_texts(servers: Mapping[str, McpServer]) -> Iterator[tuple[str, str, str]]:
     for server, told in servers.items():
-        yield from ((server, name, text) for name, text in {**told.env, **told.headers}.items() if _is_secret(name))
+        pairs = {**told.env, **told.headers}.items()
+        yield from ((server, name, text.rpartition(" ")[2]) for name, text in pairs if _is_secret(name))
+        yield from ((server, word.name, word.secret) for word in _read_words(told.words) if word.secret)
 
 
 def _is_secret(name: str) -> bool:
@@ -251,28 +315,51 @@ def _variable(server: str, name: str) -> str:
 
 def _referred(server: str, name: str, text: str, environ: Mapping[str, str]) -> str:
     """`Bearer KEY` keeps its first word."""
-    variable = _variable(server, name)
-    if not _is_secret(name) or variable not in environ:
+    if not _is_secret(name):
         return text
-    scheme, blank, _ = text.rpartition(" ")
-    return f"{scheme}{blank}${{{variable}}}"
+    scheme, blank, secret = text.rpartition(" ")
+    return f"{scheme}{blank}{_variable_for(server, name, secret, environ)}"
+
+
+def _variable_for(server: str, name: str, secret: str, environ: Mapping[str, str]) -> str:
+    """In the place of a key."""
+    variable = _variable(server, name)
+    return f"${{{variable}}}" if variable in environ else secret
 
 
 def for_the_record(servers: Mapping[str, McpServer]) -> dict[str, Any]:
     """The servers as plain values without what may be secret: of `env` and `headers` the names, and the values that are
-    `${VARIABLE}`; no user and no keys in a URL."""
-
-    def shown(values: Mapping[str, str]) -> dict[str, str]:
-        return {name: text if _REFERENCE.fullmatch(text) else HIDDEN for name, text in values.items()}
-
+    `${VARIABLE}`; no keys in a command, no user and no keys in a URL."""
     return {
         name: msgspec.to_builtins(
             msgspec.structs.replace(
-                server,
-                env=shown(server.env),
-                headers=shown(server.headers),
-                url=_SECRET_QUERY.sub(rf"\1{HIDDEN}", _USER.sub("", server.url)),
+                _recorded_command(_with_words(server, _recorded)),
+                env={key: _recorded_text(text) for key, text in server.env.items()},
+                headers={key: _recorded_text(text) for key, text in server.headers.items()},
+                url=_recorded_url(server.url),
             )
         )
         for name, server in servers.items()
     }
+
+
+def _recorded_text(text: str) -> str:
+    return text if _REFERENCE.fullmatch(text) else HIDDEN
+
+
+def _recorded(word: _Word) -> str:
+    return _recorded_text(word.secret)
+
+
+def _recorded_command(server: McpServer) -> McpServer:
+    """Its URLs as they are recorded."""
+    command = server.command
+    return msgspec.structs.replace(
+        server,
+        command=_recorded_url(command) if isinstance(command, str) else tuple(map(_recorded_url, command)),
+        args=tuple(map(_recorded_url, server.args)),
+    )
+
+
+def _recorded_url(url: str) -> str:
+    return _SECRET_QUERY.sub(rf"\1{HIDDEN}", _USER.sub("", url))

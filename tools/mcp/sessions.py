@@ -17,7 +17,16 @@ from msgspec import Struct
 
 from tools.base import ToolContext
 from tools.errors import ToolError, UsageProblem
-from tools.mcp.servers import HIDDEN, ListedTool, Listing, McpServer, filled, listed_tools, refuse_equal_names
+from tools.mcp.servers import (
+    HIDDEN,
+    ListedTool,
+    Listing,
+    McpServer,
+    filled,
+    listed_tools,
+    refuse_equal_names,
+    secret_words,
+)
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -29,6 +38,7 @@ T = TypeVar("T")
 MISSING_PACKAGE = "MCP servers need the package mcp: pip install -e '.[mcp]'"
 CLOSE_SECONDS = 8.0  # the SDK waits 2 s for a server whose stdin was closed, 2 s after SIGTERM, 2 s after SIGKILL
 PAGES = 100
+START_SECONDS = 30.0  # that a server has at least to start and to list its tools, whatever a call may take
 _TOLD_OF_STDERR = 300  # characters
 _SHORTEST_SECRET = 6
 _LOST_CODE, _LOST_TEXT = -32000, "Session terminated"  # how the SDK says that a connection or a session is no more
@@ -187,12 +197,19 @@ class _Looked(Struct, frozen=True, kw_only=True):
     lack: str = ""
 
 
+def starts_within(seconds: float) -> float:
+    """The time limit of a server's start, where a call has so many seconds."""
+    return max(seconds, START_SECONDS)
+
+
 async def look(servers: Mapping[str, McpServer], environ: Mapping[str, str], seconds: float) -> Listing:
-    """Connects to each server once, all at a time, and lists its tools. `seconds`: for a server that has no time limit
-    of its own. UsageProblem for tools that cannot be named as asked."""
+    """Connects to each server once, all at a time, and lists its tools. `seconds`: what a call has where the server has
+    no time limit of its own; this has START_SECONDS at least. UsageProblem for tools that cannot be named as asked."""
     if importlib.util.find_spec("mcp") is None:
         return Listing(lacking=dict.fromkeys(servers, MISSING_PACKAGE))
-    looks = (_look_at(name, server, environ, server.timeout or seconds) for name, server in servers.items())
+    looks = (
+        _look_at(name, server, environ, starts_within(server.timeout or seconds)) for name, server in servers.items()
+    )
     found = dict(zip(servers, await asyncio.gather(*looks), strict=True))
     tools = tuple(tool for each in found.values() for tool in each.tools)
     refuse_equal_names(tools)
@@ -255,7 +272,7 @@ def _without_values(text: str, server: McpServer, environ: Mapping[str, str]) ->
         told = filled(server, environ)
     except UsageProblem:
         return text
-    for value in sorted((*told.env.values(), *told.headers.values()), key=len, reverse=True):
+    for value in sorted((*told.env.values(), *told.headers.values(), *secret_words(told)), key=len, reverse=True):
         for secret in (value, value.rpartition(" ")[2]):
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, HIDDEN)

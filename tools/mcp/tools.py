@@ -11,7 +11,7 @@ from tools.arguments import repaired
 from tools.base import ToolContext, ToolSpec
 from tools.errors import ToolError
 from tools.mcp.servers import ListedTool, McpServer
-from tools.mcp.sessions import TaskSessions
+from tools.mcp.sessions import TaskSessions, starts_within
 from tools.results import result_object
 from tools.untrusted import marked
 
@@ -52,11 +52,15 @@ class McpTool:
         server = self._listed.server
         session = TaskSessions.of(context).session(server, self._server, context.services.environ, self._protocol)
         try:
-            async with asyncio.timeout(seconds):
+            limit = starts_within(seconds)
+            async with asyncio.timeout(limit):
+                await session.client()
+            limit = seconds
+            async with asyncio.timeout(limit):
                 answer = await session.call(self._listed.name, arguments)
         except TimeoutError:
             session.give_up()
-            raise ToolError(f"MCP server {server} gave no answer within {seconds:g} s") from None
+            raise ToolError(f"MCP server {server} gave no answer within {limit:g} s") from None
         except ToolError as error:
             raise ToolError(f"MCP server {server}: {error}") from error.__cause__
         result = result_of(answer, self.spec.name)

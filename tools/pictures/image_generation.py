@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from tools.arguments import TypedTool
 from tools.base import Picture, ToolContext
-from tools.errors import ToolError
+from tools.errors import DiskFull, ToolError
 from tools.names import file_name
 from tools.pictures.image_services import (
     Aspect,
@@ -198,7 +198,7 @@ class _Made:
 
 
 async def _kept(context: ToolContext, picture: Picture) -> str:
-    """Writes it into the sandbox and beside the rows; its path in the sandbox. Raises ToolError."""
+    """Writes it into the sandbox and beside the rows; its path in the sandbox. Raises ToolError, DiskFull."""
     made = context.memory(_Made)
     made.count += 1
     digest = hashlib.sha256(picture.data).hexdigest()[:8]  # no other picture has this name, in whichever try of the row
@@ -220,9 +220,10 @@ def _write_artifact(artifacts: Path, task: str, name: str, data: bytes) -> None:
         half_made.write_bytes(data)
         half_made.replace(place)
     except OSError as error:
-        with suppress(OSError):
-            half_made.unlink()
-        raise ToolError(f"{place} cannot be written: {error.strerror}") from error
+        for undo in (half_made.unlink, place.parent.rmdir, artifacts.rmdir):
+            with suppress(OSError):  # folders go only if they are empty
+                undo()
+        raise DiskFull(f"{place} cannot be written: {error.strerror or error}") from error
 
 
 IMAGE_GENERATE = TypedTool(

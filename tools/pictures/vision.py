@@ -26,12 +26,20 @@ class VisionArguments(Struct, frozen=True, forbid_unknown_fields=True):
 async def vision_analyze(context: ToolContext, arguments: VisionArguments) -> dict[str, Any]:
     """`{success: true, analysis}`, marked where the picture is from the web; or `{success: false, error}`."""
     try:
+        check_given("question", arguments.question)
+        check_given("image_url", arguments.image_url)
         picture = await load_picture(context, arguments.image_url)
         answer = await context.partner.look(arguments.question, picture)
     except ToolError as error:
         return {"success": False, "error": str(error)}
     result = {"success": True, "analysis": answer}
     return marked(result, "a picture on the web") if is_on_the_web(arguments.image_url) else result
+
+
+def check_given(name: str, text: str) -> None:
+    """Raises ToolError where there is none: an answer would be paid for all the same."""
+    if not text.strip():
+        raise ToolError(f"{name} is empty")
 
 
 def lacks_eye(settings: ToolSettings, _: Mapping[str, str]) -> str:

@@ -6,14 +6,16 @@ A name is resolved here, once, and all its addresses must be public: who connect
 import asyncio
 import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed does not know it
 
 from tools.errors import ToolError
 
 DNS_SECONDS = 10.0
 MAX_URL = 8_000  # characters
+MIN_SECRET = 12  # characters
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) -> its IP addresses. Raises ToolError for a name that there is not."""
@@ -21,6 +23,9 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 _LOCAL_NAMES = ("localhost", "localdomain", "local", "internal", "home.arpa")
 _NUMERIC = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)(?:\.(?:0x[0-9a-f]*|[0-9]+)){0,3}", re.IGNORECASE)
 _NOT_IN_URLS = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(?!\d+(?:[/?#]|$))", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)", re.IGNORECASE)
+_PROXIES = ("http", "https", "all", "no")
 _NAT64 = ip_network("64:ff9b::/96")
 _REFUSED = tuple(  # beyond what `ipaddress` calls not global, which depends on its version
     map(
@@ -34,6 +39,31 @@ _REFUSED = tuple(  # beyond what `ipaddress` calls not global, which depends on 
         ),
     )
 )
+
+
+def with_scheme(url: str) -> str:
+    """The URL, https:// before it if it begins with a host."""
+    return url if not url or _SCHEME.match(url) else f"https://{url.removeprefix('//')}"
+
+
+def refuse_secrets(url: str, environ: Mapping[str, str]) -> None:
+    """Raises ToolError for a URL that holds a key or password of ours: opening it would give it away."""
+    spellings = (url, unquote(url))
+    for name, value in environ.items():
+        if not _SECRET_NAME.fullmatch(name):
+            continue
+        parts = [part for part in map(str.strip, value.split(",")) if len(part) >= MIN_SECRET and not part.isdigit()]
+        if any(part in spelling for part in parts for spelling in spellings):
+            raise ToolError(f"The URL holds a secret ({name}); it is not opened")
+
+
+def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str]) -> str:
+    """The proxy that HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY (or in lower case) name for it, "" for none."""
+    named = {name: environ.get(f"{name}_proxy") or environ.get(f"{name.upper()}_PROXY", "") for name in _PROXIES}
+    proxy = named[scheme] or named["all"]
+    if not proxy or proxy_bypass_environment(f"{host}:{port}", {"no": named["no"]}):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def split_url(url: str) -> SplitResult:

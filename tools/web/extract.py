@@ -6,7 +6,7 @@ import io
 import re
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 from urllib.parse import urljoin
@@ -15,6 +15,7 @@ from msgspec import Struct
 
 MAX_TEXT = 2_000_000  # characters
 MAX_HTML = 5_000_000  # characters
+MIN_PAIRS = 4  # double-byte characters by which a charset is told
 MIN_ARTICLE = 200  # characters
 MAX_ARTICLE = 1_500_000  # characters of HTML in which the article is looked for: more takes too long
 ARTICLE_SECONDS = 6.0
@@ -41,6 +42,8 @@ _CHARSETS = {  # what browsers read under these names
 _NO_CHARSETS = ("idna", "punycode", "utf-7", "unicode_escape", "raw_unicode_escape", "undefined", "mbcs", "oem")
 _META = re.compile(rb"<meta[^>]{0,300}?charset\s*=\s*[\"']?\s*([a-z0-9_:.-]+)", re.IGNORECASE)
 _XML = re.compile(rb"^\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([a-z0-9_:.-]+)", re.IGNORECASE)
+_PAIRS = re.compile(rb"(?:[\xa1-\xfe][\xa1-\xfe])+")
+_IN_PAIRS = re.compile(rb"(?:[\x00-\x7f]|[\xa1-\xfe][\xa1-\xfe])*+[\xa1-\xfe]?")  # the last may be cut
 _TEXTUAL = re.compile(
     r"text/.*|.*\+(?:json|xml|yaml)|application/(?:x-)?(?:json|ndjson|jsonl|json-lines|xml|yaml|toml|javascript|"
     r"ecmascript|typescript|sh|shellscript|tex|latex|sql|graphql|rtf|httpd-php|python|perl|ruby|www-form-urlencoded)"
@@ -88,6 +91,8 @@ def read_text(job: Job) -> Text:
     text = decoded(job.body, job.charset, html=kind == "html")
     title, content, cut = _read_html(text, job) if kind == "html" else ("", text.strip(), job.cut)
     if not content.strip():
+        if cut and kind == "html":
+            return Text(title=title, error=f"There is no text in what could be read of it: {cut}")
         more = "; a page that programs fill may have some in a browser" if kind == "html" else ""
         return Text(title=title, error=f"There is no text in it{more}")
     return finished(title, content, cut)
@@ -188,9 +193,33 @@ def _guessed(body: bytes) -> str:
     from charset_normalizer import from_bytes  # noqa: PLC0415 - rarely needed
 
     sample = body[:20_000]
+    if eastern := _eastern(sample):
+        return eastern
     enough = sum(byte > 127 for byte in sample) >= 40  # a few accents look like anything
     best = from_bytes(sample).best() if enough else None
     return best.encoding if best else "cp1252"
+
+
+def _eastern(sample: bytes) -> str:
+    """The double-byte charset that a text is surely in, however short it is; "" if there is none. Kana tell Japanese;
+    Korean syllables have leading bytes up to C8, the usual Chinese characters up to D7. Letters of Russian and Greek
+    come in pairs too, but all of them above BF."""
+    pairs = [pair for run in _PAIRS.findall(sample) for pair in zip(run[::2], run[1::2], strict=True)]
+    if len(pairs) >= MIN_PAIRS and _IN_PAIRS.fullmatch(sample):
+        kana = sum(lead in (0xA4, 0xA5) for lead, _ in pairs)
+        signs = [lead for lead, _ in pairs if lead >= 0xB0]
+        low = sum(byte < 0xC0 for pair in pairs for byte in pair)
+        if kana * 3 >= len(pairs):
+            return "euc_jp"
+        if sum(lead <= 0xD7 for lead in signs) * 5 < len(signs) * 4 or low * 10 < len(pairs):
+            return ""
+        return "cp949" if all(lead <= 0xC8 for lead in signs) else "gb18030"
+    with suppress(UnicodeError):
+        text = codecs.getincrementaldecoder("cp932")().decode(sample)
+        kana = sum("\u3041" <= letter <= "\u30fe" for letter in text)
+        if kana >= MIN_PAIRS and kana * 4 >= sum(letter > "\x7f" for letter in text):
+            return "cp932"
+    return ""
 
 
 # --- HTML
@@ -202,31 +231,45 @@ def _read_html(text: str, job: Job) -> tuple[str, str, str]:
     cut = job.cut
     if len(text) > MAX_HTML:
         text, cut = text[:MAX_HTML], f"only the first {MAX_HTML:,} characters of its HTML were read"
-    tree = _parsed(text)
+    tree, lost = _parsed(text, job.url)
     if tree is None:
         return "", "", cut
+    cut = lost or cut
     title = " ".join((tree.findtext(".//title") or "").split())
-    whole, shown = page_markdown(tree, job.url)
+    whole, shown = page_markdown(tree)
     article = _article(text, job.url) if shown >= MIN_ARTICLE and len(text) <= MAX_ARTICLE else ""
     return title, article if len(article) >= max(MIN_ARTICLE, shown // 5) else whole, cut
 
 
-def _parsed(text: str) -> Any:
-    """The document's root element, None if there is none."""
+def _parsed(text: str, url: str) -> tuple[Any, str]:
+    """The document's root element, its links made absolute, None if there is none; and why it is not whole."""
     from lxml import etree, html  # type: ignore[import-untyped]  # noqa: PLC0415
 
     data = text.replace("\0", "\ufffd").encode("utf-8", "replace")
-    parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
+    parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
     try:
-        return html.document_fromstring(data, parser=parser)
+        tree = html.document_fromstring(data, parser=parser)
     except (etree.LxmlError, ValueError):  # empty, or nothing but what is dropped
-        return None
+        return None, ""
+    _make_absolute(tree, url)
+    too_deep = any(each.type == etree.ErrorTypes.ERR_RESOURCE_LIMIT for each in parser.error_log)
+    return tree, "its elements are nested too deep to be read further" if too_deep else ""
+
+
+def _make_absolute(tree: Any, url: str) -> None:
+    """All links, as browsers do it: by the address of the page, or by what its first `base` says."""
+    base = next((element.get("href") for element in tree.iter("base") if "href" in element.attrib), "")
+    url = absolute(url, base) or url
+    for element in tree.iter("a"):
+        with suppress(ValueError):  # characters that no attribute takes
+            if target := absolute(url, element.get("href", "")):
+                element.set("href", target)
 
 
 def _article(text: str, url: str) -> str:
     import trafilatura  # noqa: PLC0415
 
-    tree = _parsed(text)
+    tree, _ = _parsed(text, url)
     try:
         with at_most(ARTICLE_SECONDS):
             found = trafilatura.extract(
@@ -255,12 +298,12 @@ _ITEMS = {"li", "tr", "option", "dt", "dd"}  # on lines of their own, without a 
 _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 
 
-def page_markdown(tree: Any, url: str) -> tuple[str, int]:
-    """All that is to be seen of a page as Markdown, with its links made absolute; and how many characters of it are
+def page_markdown(tree: Any) -> tuple[str, int]:
+    """All that is to be seen of a page as Markdown; and how many characters of it are
     text. It goes over the elements once, without recursion."""
     from lxml import etree  # noqa: PLC0415
 
-    page = _Page(url)
+    page = _Page()
     walker = etree.iterwalk(tree, events=("start", "end"))
     skipped: Any = None
     for event, element in walker:
@@ -285,9 +328,8 @@ def _is_hidden(element: Any) -> bool:
 class _Page:
     """Collects pieces of Markdown."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self) -> None:
         self.shown = 0
-        self._url = url
         self._pieces: list[str] = []
         self._links: list[int] = []
         self._verbatim = 0
@@ -332,9 +374,8 @@ class _Page:
 
     def _link(self, start: int, href: str) -> None:
         words = " ".join("".join(self._pieces[start:]).split())
-        target = absolute(self._url, href)
-        if words and target:
-            self._pieces[start:] = [f"[{words}]({target})"]
+        if words and href.startswith(("http://", "https://")):
+            self._pieces[start:] = [f"[{words}]({href})"]
 
     def markdown(self) -> str:
         text = re.sub(r"[ \t]*\n[ \t]*\n\s*", "\n\n", _trimmed("".join(self._pieces)))

@@ -6,25 +6,20 @@ httpx loads a tenth of a second: import this late.
 import asyncio
 import re
 import zlib
-from collections.abc import Callable, Mapping
-from urllib.parse import unquote
+from collections.abc import Callable
 
 import httpx
 from msgspec import Struct
 
 from tools.errors import ToolError
 from tools.services import Services
-from tools.web.addresses import Resolve, resolve, split_url
+from tools.web.addresses import Resolve, refuse_secrets, resolve, split_url, with_scheme
 from tools.web.transport import Connections
 
 MAX_BYTES = 10_000_000
 MAX_REDIRECTS = 10
 SECONDS = 30.0
-MIN_SECRET = 12  # characters
 PAGES = "text/html,application/xhtml+xml,application/pdf;q=0.9,text/*;q=0.9,application/json;q=0.9,*/*;q=0.5"
-
-_SECRET_NAME = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)", re.IGNORECASE)
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(?!\d+(?:[/?#]|$))", re.IGNORECASE)
 
 
 class Fetched(Struct, frozen=True, kw_only=True):
@@ -70,22 +65,6 @@ async def fetch(
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ToolError(f"It cannot be reached: {explained(error)}") from error
     return Fetched(url=str(response.url), media_type=media_type, charset=charset, body=body, cut=cut)
-
-
-def with_scheme(url: str) -> str:
-    """The URL, https:// before it if it begins with a host."""
-    return url if not url or _SCHEME.match(url) else f"https://{url.removeprefix('//')}"
-
-
-def refuse_secrets(url: str, environ: Mapping[str, str]) -> None:
-    """Raises ToolError for a URL that holds a key or password of ours: opening it would give it away."""
-    spellings = (url, unquote(url))
-    for name, value in environ.items():
-        if not _SECRET_NAME.fullmatch(name):
-            continue
-        parts = [part for part in map(str.strip, value.split(",")) if len(part) >= MIN_SECRET and not part.isdigit()]
-        if any(part in spelling for part in parts for spelling in spellings):
-            raise ToolError(f"The URL holds a secret ({name}); it is not opened")
 
 
 def explained(error: Exception) -> str:

@@ -7,13 +7,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Meta, Struct
 
 from tools.arguments import TypedTool
 from tools.base import ToolContext
 from tools.errors import ToolError
 from tools.services import Services, ToolSettings
+from tools.text import decoded_json
 from tools.threads import in_thread
 from tools.untrusted import marked
 from tools.web.providers import (
@@ -37,6 +37,7 @@ TRIES = 4
 MAX_PAUSE = 15.0  # seconds; who is to wait longer is told so at once
 MAX_ANSWER = 5_000_000  # bytes
 MAX_RESULTS = 100
+_NO_JSON = object()
 
 
 class SearchArguments(Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,7 +126,7 @@ def _in_words(status: int, service: Service) -> str:
 
 
 async def _try(client: "httpx.AsyncClient", service: Service, request: Request) -> tuple[int, Any, float | None]:
-    """Status, JSON value (None if it is none) and seconds to wait, if the service says so. Raises ToolError."""
+    """Status, JSON value (_NO_JSON if it is none) and seconds to wait, if the service says so. Raises ToolError."""
     import httpx  # noqa: PLC0415
 
     from tools.web.fetch import explained, read_bounded  # noqa: PLC0415 - loads httpx
@@ -143,14 +144,17 @@ async def _try(client: "httpx.AsyncClient", service: Service, request: Request) 
         return 599, {"error": f"{urlsplit(request.url).hostname} cannot be reached ({explained(error)})"}, None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ToolError(f"{service.name} cannot be asked: {explained(error)}") from error
-    return response.status_code, _json(body), _seconds(response.headers.get("retry-after", ""))
+    answer = _json(body)
+    if answer is _NO_JSON and response.status_code < 400:
+        answer = {"error": "the answer is no JSON"}
+    return response.status_code, answer, _seconds(response.headers.get("retry-after", ""))
 
 
 def _json(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+        return decoded_json(body)
+    except (ValueError, RecursionError):
+        return _NO_JSON
 
 
 def _seconds(header: str) -> float | None:

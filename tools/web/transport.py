@@ -5,14 +5,13 @@ httpx loads a tenth of a second: import this late.
 
 import ssl
 from collections.abc import Mapping, Sequence
-from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 import certifi
 import httpx
 
 from tools.errors import ToolError
 from tools.services import Services
-from tools.web.addresses import Resolve, addresses_of, check_name, resolve
+from tools.web.addresses import Resolve, addresses_of, check_name, proxy_for, resolve
 
 AGENT = "Mozilla/5.0 (compatible; batch-runner)"
 MAX_TRIED = 4  # addresses of one name
@@ -102,15 +101,3 @@ def pinned(request: httpx.Request, host: str, address: str) -> httpx.Request:
         stream=request.stream,
         extensions={**request.extensions, "sni_hostname": host},
     )
-
-
-def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str]) -> str:
-    """The proxy that HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY (or in lower case) name for it, "" for none."""
-    named = {name: environ.get(f"{name}_proxy") or environ.get(f"{name.upper()}_PROXY", "") for name in _PROXIES}
-    proxy = named[scheme] or named["all"]
-    if not proxy or proxy_bypass_environment(f"{host}:{port}", {"no": named["no"]}):
-        return ""
-    return proxy if "://" in proxy else f"http://{proxy}"
-
-
-_PROXIES = ("http", "https", "all", "no")

@@ -1,0 +1,79 @@
+"""A registry on loopback that serves one image of the Docker engine, in the registry's own protocol over HTTP.
+
+Format: https://distribution.github.io/distribution/spec/api/ and its image manifest, version 2, schema 2.
+"""
+
+import gzip
+import hashlib
+import json
+import subprocess
+import tarfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+_TYPE = "application/vnd.docker."
+
+
+def saved(image: str, path: Path) -> Path:
+    """The image as an archive of `docker save`."""
+    subprocess.run(["docker", "save", "-o", str(path), image], check=True)
+    return path
+
+
+def _blob(kind: str, data: bytes) -> tuple[dict[str, object], bytes]:
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return {"mediaType": _TYPE + kind, "size": len(data), "digest": digest}, data
+
+
+def _members(archive: Path) -> tuple[bytes, dict[str, bytes]]:
+    """The manifest and every blob by its digest."""
+    with tarfile.open(archive) as tar:
+
+        def content(name: str) -> bytes:
+            file = tar.extractfile(name)
+            assert file is not None
+            return file.read()
+
+        (listed,) = json.loads(content("manifest.json"))
+        config = _blob("container.image.v1+json", content(listed["Config"]))
+        layers = [
+            _blob("image.rootfs.diff.tar.gzip", gzip.compress(content(name), compresslevel=1))
+            for name in listed["Layers"]
+        ]
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{_TYPE}distribution.manifest.v2+json",
+        "config": config[0],
+        "layers": [entry for entry, _ in layers],
+    }
+    return json.dumps(manifest).encode(), {str(entry["digest"]): data for entry, data in (config, *layers)}
+
+
+@asynccontextmanager
+async def registry(archive: Path) -> AsyncIterator[str]:
+    """HOST:PORT; the image is `box`, with any tag but `none`."""
+    manifest, blobs = _members(archive)
+
+    async def answer(request: web.Request) -> web.Response:
+        kind, _, name = request.path.removeprefix("/v2/").removeprefix("box/").partition("/")
+        if kind == "manifests" and name != "none":
+            return web.Response(body=manifest, content_type=f"{_TYPE}distribution.manifest.v2+json")
+        if kind == "blobs" and name in blobs:
+            return web.Response(body=blobs[name], content_type="application/octet-stream")
+        if not kind:
+            return web.json_response({})
+        return web.json_response({"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}, status=404)
+
+    app = web.Application()
+    app.router.add_get("/{any:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
