@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import fcntl
 import os
 import re
 import shlex
@@ -19,6 +18,7 @@ from swe import git
 from swe.git import GitFailed
 from swe.types import Instance
 from tools.environments.base import Environment
+from tools.environments.locking import try_lock
 from tools.errors import SetupFailed, SetupTimeout, ToolError, UsageProblem
 
 FETCH_SECONDS = 3600.0  # for one repository, and for another process that fetches the same
@@ -135,21 +135,13 @@ def _locked(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         until = time.monotonic() + FETCH_SECONDS
-        while not _lock(descriptor):
+        while not try_lock(descriptor):
             if time.monotonic() > until:
                 raise GitFailed(f"another process holds {path}")
             time.sleep(0.1)
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 # --- the sandbox

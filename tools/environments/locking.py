@@ -16,14 +16,15 @@ async def alone(path: Path) -> AsyncIterator[int]:
     holds the lock as long as it lives."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        while not _try_lock(descriptor):  # noqa: ASYNC110 - another process frees it; a thread in flock() has no limit
+        while not try_lock(descriptor):  # noqa: ASYNC110 - another process frees it; a thread in flock() has no limit
             await asyncio.sleep(_PAUSE_SECONDS)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Takes the lock of an open file if nobody has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
