@@ -1,20 +1,14 @@
 """Batch runner: a file of prompts in, trajectories of tool-using agents out. `python batch_runner.py --help`."""
 
-import os
-import signal
 import sys
 from collections.abc import Sequence
+
+from batch.start import start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of one invocation."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda number, _: os._exit(128 + number)) for number in numbers]
-    from batch.program import invoke  # noqa: PLC0415 - an interrupt while this imports shall leave no traceback
-
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-    return invoke(sys.argv[1:] if argv is None else argv)
+    return start("batch.program", argv)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,15 @@
 """Trajectory compressor: finished trajectories in, the same within a token budget out.
 `python trajectory_compressor.py --help`."""
 
-import os
-import signal
 import sys
 from collections.abc import Sequence
+
+from batch.start import start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of one invocation."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda number, _: os._exit(128 + number)) for number in numbers]
-    from compression.program import invoke  # noqa: PLC0415 - an interrupt while this imports shall leave no traceback
-
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-    return invoke(sys.argv[1:] if argv is None else argv)
+    return start("compression.program", argv)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from batch.cli import page, show
-from batch.exits import exit_code
+from batch.exits import FINISHED, exit_code
 from batch.invocation import run
 from batch.settings import load_settings
 
@@ -18,5 +18,5 @@ def _invoke(words: Sequence[str]) -> int:
     settings, action = load_settings(words, os.environ)
     if action != "run":
         show(action, os.environ, page(), settings)
-        return 0
+        return FINISHED
     return run(settings, words, os.environ)

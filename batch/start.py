@@ -1,0 +1,19 @@
+"""The first step of every program, before anything that takes long to import. A leaf."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+
+def start(module: str, argv: Sequence[str] | None) -> int:
+    """The exit code of the module's `invoke`, given the words of the command line, by default this process's. An
+    interrupt while it is imported leaves no traceback."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: os._exit(128 + number)) for number in numbers]
+    program = import_module(module)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+    code: int = program.invoke(sys.argv[1:] if argv is None else argv)
+    return code
