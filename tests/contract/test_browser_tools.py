@@ -51,7 +51,7 @@ class Eye:
         return f"seen: {question}"
 
     async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
+        raise AssertionError("nothing asks for it")
 
     def inner_tools(self) -> Sequence[ToolSpec]:
         return ()

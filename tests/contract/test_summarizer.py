@@ -396,6 +396,9 @@ async def test_what_is_not_reported_counts_in_the_budget(opened: Open) -> None:
     summarizer = await opened({"message": GOOD, "usage": None}, options=RequestOptions(price_in=1.0, price_out=1.0))
     made = await summary(summarizer)
     assert (made.spend.usage, made.spend.cost_usd, made.spend.unreported.replies) == (Usage(), 0.0, 1)
+    assert (
+        made.spend.unreported.input_tokens == asking("").prompt_tokens
+    )  # counted, not guessed from the request's length
     later = await opened(max_total_tokens=1000 + made.spend.all_tokens, spent=made.spend)
     assert (await stopping(later)).reason == "budget"
 

@@ -32,7 +32,7 @@ class Pieces:
         return len(re.findall(r"\w{1,4}|[^\w\s]|\s+", text))
 
     def row(self, turns: Any) -> Count:
-        raise NotImplementedError
+        raise AssertionError("nothing asks for it")
 
 
 COUNTER = Pieces()
