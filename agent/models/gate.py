@@ -283,9 +283,8 @@ class RunGate:
         if self._waiters or self._budget.reached():
             return None
         now = asyncio.get_running_loop().time()
-        slot = self._slot(now)
-        free = slot is not None and self._minute.free_at(now, tokens) <= now
-        return self._lease(slot, tokens, now) if slot is not None and free else None
+        slot, _ = self._way(now, tokens)
+        return self._lease(slot, tokens, now) if slot else None
 
     def release(self, lease: Lease, verdict: Verdict) -> None:
         """See `Gate`. A lease that is not out (any more) changes nothing."""
@@ -341,14 +340,21 @@ class RunGate:
             if waiter.future.done():
                 self._waiters.popleft()
                 continue
-            slot = self._slot(now)
-            free_at = self._minute.free_at(now, waiter.tokens)
-            if slot is None or free_at > now:
-                self._set_timer(free_at if slot else self._next_opening(now))
+            slot, look_again_at = self._way(now, waiter.tokens)
+            if slot is None:
+                self._set_timer(look_again_at)
                 return
             self._waiters.popleft()
             waiter.future.set_result(self._lease(slot, waiter.tokens, now))
         self._set_timer(None)
+
+    def _way(self, now: float, tokens: int) -> tuple[_Slot | None, float | None]:
+        """Where a request of so many tokens may go now; if nowhere, when time alone may change that."""
+        slot = self._slot(now)
+        if slot is None:
+            return None, self._next_opening(now)
+        free_at = self._minute.free_at(now, tokens)
+        return (slot, None) if free_at <= now else (None, free_at)
 
     def _slot(self, now: float) -> _Slot | None:
         """Where a request may go now: the first target with an open slot, even if that has no free place."""
