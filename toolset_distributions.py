@@ -164,4 +164,7 @@ def main(own: Mapping[str, Distribution] = NONE) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except OSError as problem:
+        sys.exit(f"the distributions cannot be printed: {problem.strerror}")

@@ -138,3 +138,11 @@ def test_the_program_lists_every_distribution_whole() -> None:
         by_chance = sorted(distribution.toolsets.items(), key=lambda item: -item[1])
         assert ", ".join(f"{toolset} {percent}" for toolset, percent in by_chance) in line
         assert distribution.description in line
+
+
+def test_a_listing_that_cannot_be_printed_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, str(ROOT / "toolset_distributions.py")]
+        ran = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr == "the distributions cannot be printed: No space left on device\n"
