@@ -27,6 +27,7 @@ FIXED = (
     "ephemeral_system_prompt",
     "prefill_messages_file",
     "max_tokens",
+    "context_window",
     "temperature",
     "top_p",
     "reasoning_effort",

@@ -2,6 +2,7 @@
 
 import json
 import re
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ _ESCAPES = re.compile(
 )
 
 MAX_TOLD = 2_000  # characters of an exception's text that a model is told
+_MOST_DIGITS = 300  # of an integer that msgspec reads
 _MARKER = 50  # the line of `shorten`
 
 
@@ -30,13 +32,24 @@ def without_halves(text: str) -> str:
 
 
 def decoded_json(data: bytes | str) -> Any:
-    """The JSON value, U+FFFD for what is no character in its texts. Raises ValueError, RecursionError."""
+    """The JSON value, U+FFFD for what is no character in its texts, null for a number that is none (NaN, 1e999). Raises
+    ValueError, RecursionError."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
         pass  # also for half a pair in one text of many
-    value = json.loads(data.decode("utf-8-sig", "replace") if isinstance(data, bytes) else data)
+    text = data.decode("utf-8-sig", "replace") if isinstance(data, bytes) else data
+    value = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_integer)
     return msgspec.json.decode(without_halves(json.dumps(value, ensure_ascii=False)))
+
+
+def _number(text: str) -> float | None:
+    number = float(text)
+    return number if isfinite(number) else None
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if len(text) <= _MOST_DIGITS else None
 
 
 def shorten(text: str, max_chars: int) -> str:

@@ -410,6 +410,16 @@ def ended_within(pid: int, seconds: float) -> bool:
     return False
 
 
+def with_odd_numbers(value: Any) -> Any:
+    """With numbers that JSON does not have in every object."""
+    if isinstance(value, list):
+        return [with_odd_numbers(each) for each in value]
+    if isinstance(value, dict):
+        odd = {"score": float("nan"), "odd": [float("inf"), float("-inf")]}
+        return {**{key: with_odd_numbers(each) for key, each in value.items()}, **odd}
+    return value
+
+
 class TestSearch:
     @pytest.mark.parametrize("name", list(SERVICES))
     async def test_services_are_asked_as_they_document(self, name: str) -> None:
@@ -432,6 +442,17 @@ class TestSearch:
             assert [hit["position"] for hit in many["data"]["web"]] == list(range(1, most + 1))
             assert len(service.asked) == 1 + {"brave": 4}.get(name, 1)
             assert all(KEY not in str((asked.path, asked.query, asked.body)) for asked in service.asked)
+
+    @pytest.mark.parametrize("name", list(SERVICES))
+    async def test_numbers_that_are_none_cost_no_hits(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        answer = SERVICES[name]
+        monkeypatch.setitem(SERVICES, name, lambda asked: (200, with_odd_numbers(answer(asked)[1])))
+        async with (
+            SearchService(name) as service,
+            toolbox(ToolSettings(search_provider=name, search_url=service.url), {SEARCH_KEY: KEY}) as call,
+        ):
+            result = await call("web_search", query="tides", limit=3)
+        assert [hit["url"] for hit in result["data"]["web"]] == [url for _, url, _ in hits("tides", 0, 3)]
 
     @pytest.mark.parametrize("name", list(SERVICES))
     async def test_a_wrong_key(self, name: str) -> None:

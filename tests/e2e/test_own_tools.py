@@ -181,7 +181,7 @@ def test_listings_and_a_dry_run_know_the_runs_own(tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(MODULE, encoding="utf-8")
     code, out, err = run_program("--tools_module=weather.py", GONE, "--list_toolsets", home=tmp_path)
     assert code == 0, err
-    rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.count("│") > 2}
+    rows = {line.partition("\t")[0]: line for line in out.splitlines()}
     assert "look_up" in rows["sky"]
     assert "ready" in rows["sky"]
     assert "No such file or directory" in rows["gone"]

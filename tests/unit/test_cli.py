@@ -1,20 +1,25 @@
 """What the command line prints about itself."""
 
+import asyncio
 import json
 
 import pytest
 
+from batch import cli
 from batch.cli import page, print_table, show
 from batch.settings import ACTIONS, Action, RunSettings
+from tools.environments import table
+from tools.errors import UsageProblem
+from tools.toolsets import TOOLSETS
 
 
 @pytest.mark.parametrize(
     ("action", "parts"),
     [
-        ("help", ["--dataset_file", "Exit codes"]),
+        ("help", ["--dataset_file", "Exit codes", "--check_backend NAME"]),
         ("version", ["batch-runner"]),
         ("list_distributions", ["terminal_tasks"]),
-        ("list_toolsets", ["terminal, process"]),
+        ("list_toolsets", ["terminal\tready\tterminal,process\n"]),
         ("list_backends", ["local", "bubblewrap", "docker", "singularity", "ssh"]),
         ("list_providers", ["https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", " set "]),
     ],
@@ -36,7 +41,17 @@ def test_tables_are_not_cut_where_stdout_is_no_terminal(capsys: pytest.CaptureFi
     assert "\x1b" not in out
 
 
-@pytest.mark.parametrize("action", ["list_distributions", "list_toolsets", "list_providers"])
+def test_toolsets_in_a_pipe_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    show("list_toolsets", {}, page())
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert sorted(TOOLSETS) == [name for name, *_ in rows]
+    assert {name: tuple(tools.split(",")) for name, _, tools in rows} == TOOLSETS
+    states = {name: state for name, state, _ in rows}
+    assert states["terminal"] == "ready"
+    assert states["vision"] == "a model that sees pictures: give --vision_model"
+
+
+@pytest.mark.parametrize("action", ["list_distributions", "list_providers"])
 def test_a_listing_into_a_pipe_begins_with_its_table(action: Action, capsys: pytest.CaptureFixture[str]) -> None:
     show(action, {}, page())
     lines = capsys.readouterr().out.splitlines()
@@ -77,3 +92,34 @@ def test_a_listing_as_json_is_a_list_of_objects(
 def test_backends_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     show("list_backends", {}, page(), RunSettings(json_summary=True))
     assert {"backend": "local", "state": "ready"} in json.loads(capsys.readouterr().out)
+
+
+class Unlike:
+    """A backend whose check does something else than to answer."""
+
+    def __init__(self, does: str) -> None:
+        self._does = does
+
+    async def check(self) -> str:
+        if self._does == "hangs":
+            await asyncio.sleep(600)
+        if self._does == "breaks":
+            raise ZeroDivisionError("of its own")
+        if self._does == "fails":
+            raise UsageProblem("say where")
+        return ""
+
+
+def test_a_backend_that_hangs_or_breaks_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["hangs", "breaks", "hangs too", "fails", "works"]
+    monkeypatch.setattr(table, "BACKENDS", dict.fromkeys(names, ""))
+    monkeypatch.setattr(table, "load_backend", lambda name, _: Unlike(name.removesuffix(" too")))
+    monkeypatch.setattr(cli, "STATE_SECONDS", 0.5)
+    show("list_backends", {}, page(), RunSettings(json_summary=True))
+    states = {each["backend"]: each["state"] for each in json.loads(capsys.readouterr().out)}
+    silent = "no answer within 0.5 s"
+    broken = "ZeroDivisionError: of its own"
+    assert states == {"hangs": silent, "breaks": broken, "hangs too": silent, "fails": "say where", "works": "ready"}
+    assert list(states) == names

@@ -41,6 +41,13 @@ def test_every_difference_is_named() -> None:
         begun(first, now, allow_change=False)
 
 
+def test_another_context_window_is_refused() -> None:
+    first = begun(None, invocation(context_window=32_000), allow_change=False)
+    with pytest.raises(UsageProblem, match=r"context_window: 32000 -> null"):
+        begun(first, invocation(context_window=None), allow_change=False)
+    assert differences(first, invocation(context_window=32_000)) == []
+
+
 def test_a_change_that_is_allowed_is_recorded() -> None:
     first = begun(None, invocation(), allow_change=False)
     second = begun(first, invocation(model="other"), allow_change=True)

@@ -10,7 +10,7 @@ import pytest
 
 from agent.catalog import Sources, open_catalog
 from agent.outcome import RolloutPolicy
-from agent.text import secrets_from
+from agent.text import MIN_SECRET_LENGTH, Redactor, secrets_from
 from batch.manifest import Invocation, differences
 from batch.settings import RunSettings, load_settings, manifest, recorded, resume_command
 from tools.base import ToolSpec
@@ -123,9 +123,13 @@ def test_keys_travel_as_variables_that_are_known_as_secrets() -> None:
         "MCP_FILES_ITS_TOKEN_TOKEN": "t0ken-of-files",
         "MCP_NET_AUTHORIZATION_TOKEN": "abcdefghijkl",
         "MCP_NET_X_API_KEY_TOKEN": "key-of-the-web",
+        "MCP_NET_URL_PASSWORD_TOKEN": "secret",
+        "MCP_NET_URL_API_KEY_TOKEN": "abc",
     }
     environ = {**ENVIRON, **variables}
-    assert set(secrets_from(variables, {})[0]) == set(variables)
+    long = {name for name, value in variables.items() if len(value) >= MIN_SECRET_LENGTH}
+    assert set(secrets_from(variables, {})[0]) == long
+    assert len(long) == 3
     travelling = without_secrets(SERVERS, environ)
     sent = msgspec.msgpack.encode(RolloutPolicy(sources=Sources(servers=travelling)))
     assert not any(secret.encode() in sent for secret in variables.values())
@@ -237,12 +241,44 @@ IN_WORDS = {
     "option": (["--token", KEY], ["--token", "[REDACTED]"]),
     "equals": ([f"--api-key={KEY}"], ["--api-key=[REDACTED]"]),
     "camel": (["--accessToken", KEY], ["--accessToken", "[REDACTED]"]),
+    "joined": (["--apikey", KEY], ["--apikey", "[REDACTED]"]),
+    "pat": (["--pat", KEY, "--github-pat", f"{KEY}2"], ["--pat", "[REDACTED]", "--github-pat", "[REDACTED]"]),
+    "pass": (["--pass", KEY, f"--pwd={KEY}2"], ["--pass", "[REDACTED]", "--pwd=[REDACTED]"]),
+    "blanks": ([f"--passphrase={KEY} and more"], ["--passphrase=[REDACTED]"]),
     "header": (["--header", f"Authorization: Bearer {KEY}"], ["--header", "Authorization: Bearer [REDACTED]"]),
+    "-H": (["-H", f"X-Key: {KEY}"], ["-H", "X-Key: [REDACTED]"]),
     "header=": ([f"--header=X-Api-Key:{KEY}"], ["--header=X-Api-Key:[REDACTED]"]),
+    "header apart": (
+        ["--header", "Authorization", f"Bearer {KEY}", "-v"],
+        ["--header", "Authorization", "Bearer [REDACTED]", "-v"],
+    ),
+    "headers": (
+        ["--headers", f'{{"Authorization": "Bearer {KEY}", "X-Kind": "plain"}}'],
+        ["--headers", '{"Authorization": "Bearer [REDACTED]", "X-Kind": "plain"}'],
+    ),
+    "headers=": ([f'--headers={{"apiKey":"{KEY}"}}'], ['--headers={"apiKey":"[REDACTED]"}']),
     "scheme": (["--authorization", f"Bearer {KEY}", "-v"], ["--authorization", "Bearer [REDACTED]", "-v"]),
     "variable": (["-e", f"GITHUB_TOKEN={KEY}", "image"], ["-e", "GITHUB_TOKEN=[REDACTED]", "image"]),
+    "password": (["-e", f"PGPASSWORD={KEY} and more"], ["-e", "PGPASSWORD=[REDACTED]"]),
     "dashes": (["--password", f"-{KEY}"], ["--password", "[REDACTED]"]),
+    "two dashes": (["--token", f"--{KEY}", "--sort"], ["--token", "[REDACTED]", "--sort"]),
+    "no value": (["--token", "--api-key", KEY], ["--token", "--api-key", "[REDACTED]"]),
+    "no value=": (["--token", f"--api-key={KEY}"], ["--token", "--api-key=[REDACTED]"]),
     "twice": (["--token", KEY, "--token", f"{KEY}2"], ["--token", "[REDACTED]", "--token", "[REDACTED]"]),
+    "line": (["-c", f"API_KEY={KEY} server --flag"], ["-c", "API_KEY=[REDACTED] server --flag"]),
+    "line of all": (
+        ["-lc", f"export A_TOKEN='{KEY} 1'; cd /x && server --pat \"{KEY}2\" -H 'Authorization: Bearer {KEY}3' | cat"],
+        [
+            "-lc",
+            "export A_TOKEN='[REDACTED]'; cd /x && server --pat \"[REDACTED]\" "
+            "-H 'Authorization: Bearer [REDACTED]' | cat",
+        ],
+    ),
+    "line elsewhere": (["host", f"API_KEY={KEY} server"], ["host", "API_KEY=[REDACTED] server"]),
+    "url": (
+        [f"https://x.org/mcp?exaApiKey={KEY}&sort_key=name"],
+        ["https://x.org/mcp?exaApiKey=[REDACTED]&sort_key=name"],
+    ),
 }
 
 
@@ -270,7 +306,18 @@ def test_keys_in_a_command_are_kept_out_as_others_are(name: str, form: str) -> N
 
 
 def test_words_that_hold_no_key_stay() -> None:
-    words = ("npx", "-y", "--token", "--verbose", "--tokens=5", "--key-file", "k.pem", "https://x.org/a:b", "--token")
+    words = (
+        "npx",
+        "-y",
+        "--tokens=5",
+        "--verbose",
+        "--no-token",
+        "x",
+        "--key-file",
+        "k.pem",
+        "https://x.org/a:b",
+        "--token",
+    )
     for server in (McpServer(command=words), McpServer(command="npx -y server --port=1"), McpServer(command="cat")):
         assert secret_variables({"s": server}, {}) == {}
         assert without_secrets({"s": server}, {})["s"] == server
@@ -285,3 +332,75 @@ def test_words_that_hold_no_key_stay() -> None:
 def load_recorded(server: McpServer) -> McpServer:
     kept = manifest(msgspec.structs.replace(load(), mcp_servers={"s": server}))
     return recorded({"settings": msgspec.json.decode(msgspec.json.encode(kept))}).mcp_servers["s"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--sort-key", "a-name-of-some-length"),
+        ("--partition-key", "identifier-of-rows"),
+        ("--primary-key=identifier-of-rows",),
+        ("--key-file", "/some/folder/key.pem"),
+        ("--private-key-path", "/some/folder/key.pem"),
+        ("--key", "identifier-of-rows"),
+        ("-k", "identifier-of-rows"),
+        ("--max-tokens", "100000000000000"),
+        ("--bypass", "identifier-of-rows"),
+        ("--headers", '{"X-Kind": "identifier-of-rows", "sort_key": "identifier-of-rows"}'),
+        ("--header", "Accept", "application/json-and-more"),
+        ("https://x.org/a?sort_key=identifier-of-rows",),
+        ("-c", "cd /some/folder; exec server --sort-key identifier-of-rows"),
+    ],
+)
+def test_what_is_no_credential_is_left_alone(words: tuple[str, ...]) -> None:
+    server = McpServer(command="npx", args=words)
+    assert secret_variables({"s": server}, {}) == {}
+    assert load_recorded(server) == server
+
+
+def test_what_may_be_other_text_is_kept_out_of_the_record_only(tmp_path: Path) -> None:
+    path = tmp_path / "a-key-of-mine.pem"
+    path.write_text("x", encoding="utf-8")
+    server = McpServer(
+        command="npx", args=("--private-key", str(path), "--pass", "four", "--token", "--with-a-long-name")
+    )
+    assert load_recorded(server).args == (
+        "--private-key",
+        "[REDACTED]",
+        "--pass",
+        "[REDACTED]",
+        "--token",
+        "[REDACTED]",
+    )
+    text = f"four {path} --with-a-long-name"
+    variables = secret_variables({"s": server}, {})
+    assert Redactor(secrets_from(variables, {})[0]).text(text) == text
+    assert filled(without_secrets({"s": server}, variables)["s"], variables).words == server.words
+
+
+def test_keys_in_urls_and_inside_of_values_are_known() -> None:
+    servers = {
+        "a": McpServer(
+            command="npx",
+            env={
+                "HEADERS": f'{{"Authorization": "Bearer {KEY}1", "Version": "2022-06-28-and-on"}}',
+                "DATABASE_URL": f"postgres://me:{KEY}2@db.org/x",
+                "OPENAI_KEY": f"{KEY}3 and more",
+                "PWD": "/some/folder/of/its",
+            },
+        ),
+        "b": McpServer(
+            url=f"https://{KEY}4@x.org/mcp?tavilyApiKey={KEY}5&key={KEY}6&sort_key=a-name-of-some-length",
+            headers={"Authorization": f"Token {KEY}7", "X-Kind": "a-kind-of-some-length"},
+        ),
+    }
+    variables = secret_variables(servers, {})
+    assert sorted(variables.values()) == [f"{KEY}{n}" + " and more" * (n == 3) for n in range(1, 8)]
+    assert len(secrets_from(variables, {})[0]) == 7
+    travelling = without_secrets(servers, variables)
+    assert KEY.encode() not in msgspec.msgpack.encode(travelling)
+    for name, server in servers.items():
+        assert filled(travelling[name], variables) == filled(server, {})
+        assert KEY not in json.dumps(msgspec.to_builtins(load_recorded(server)))
+    kept = load_recorded(servers["b"]).url
+    assert kept == "https://x.org/mcp?tavilyApiKey=[REDACTED]&key=[REDACTED]&sort_key=a-name-of-some-length"

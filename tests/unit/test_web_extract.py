@@ -1,5 +1,7 @@
 """Bytes to text: kinds, charsets, Markdown of whole pages, bounds."""
 
+# ruff: noqa: RUF001 - letters of many scripts are what is meant
+
 import signal
 import time
 
@@ -183,16 +185,48 @@ def test_links_are_meant_from_where_the_page_says(base: str, target: str, senten
         ("gb18030", "今天休息"),
         ("euc_kr", "안녕하세요 세계"),
         ("cp1252", "Grüße, “déjà vu”"),
-        ("cp1252", "ÀÉÎÕ"),
     ],
 )
 def test_charsets_that_nobody_tells(charset: str, text: str) -> None:
     assert read_text(job(f"<p>{text}</p>".encode(charset))).content == text
 
 
-@pytest.mark.parametrize(("charset", "text"), [("cp1251", "Мы были тут да"), ("koi8-r", "Мы были тут")])
-def test_letters_are_no_signs(charset: str, text: str) -> None:
-    assert read_text(job(text.encode(charset), "text/plain")).content == text.encode(charset).decode("cp1252")
+RUSSIAN = "Сегодня в Москве прошёл сильный дождь, и движение на улицах было остановлено на несколько часов."
+GREEK = "Σήμερα στην Αθήνα έβρεξε πολύ και η κίνηση σε πολλούς δρόμους σταμάτησε για μερικές ώρες."
+UNTOLD = {
+    "big5": "臺北市政府今天宣布，明年將在捷運沿線增設三十座自行車站，讓市民通勤更加方便。圖書館每週一休館。",
+    "gb18030": "北京市政府今天宣布，明年将在地铁沿线增设三十座自行车站，让市民通勤更加方便。图书馆每周一闭馆。",
+    "cp1251": RUSSIAN,
+    "koi8-r": RUSSIAN,
+    "iso8859-5": RUSSIAN,
+    "cp1253": GREEK,
+    "iso8859-7": GREEK,
+    "cp1255": "היום ירד גשם חזק בתל אביב והתנועה ברחובות רבים נעצרה למשך מספר שעות, כך מסרה העירייה.",
+    "cp1252": "À Paris, la circulation a été arrêtée là où l'eau était montée; voilà ce qu'a déclaré l'élu à la télé.",
+    "cp1250": "Dzisiaj w Łodzi padał silny deszcz, a ruch został wstrzymany. Żółć gęślą jaźń, później się okazało.",
+    "cp1254": "Bugün İstanbul'da şiddetli yağmur yağdı ve birçok caddede trafik durdu. Işıklar söndü, çok güzel değil.",
+}
+
+
+@pytest.mark.parametrize("charset", UNTOLD)
+@pytest.mark.parametrize("times", [1, 300])
+def test_short_and_long_pages_of_which_nobody_tells_the_charset(charset: str, times: int) -> None:
+    text = " ".join([UNTOLD[charset]] * times)
+    page = f"<html><head><title>{text[:10]}</title></head><body><p>{text}</p></body></html>"
+    read = read_text(job(page.encode(charset)))
+    assert (read.title, read.content) == (text[:10].strip(), text)
+
+
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [("cp1251", "Мы были тут да"), ("koi8-r", "Мы были тут"), ("big5", "臺北市政府宣布"), ("cp1252", "ÀÉÎÕ")],
+)
+def test_what_is_too_short_to_tell_is_said_to_be_unknown(charset: str, text: str) -> None:
+    page = f"<p>Of {text} and more</p>".encode(charset)
+    content = read_text(job(page)).content
+    assert content.startswith("Of \ufffd")
+    assert content.endswith(" and more")
+    assert not any("\x80" <= letter < "\ufffd" for letter in content)
 
 
 def test_pages_without_text() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tools.services import SEARCH_KEY, ToolSettings
+from tools.text import decoded_json
 from tools.web.providers import Hit, chosen, complaint_of, hits_of, is_failure, request_for, table
 
 
@@ -91,3 +92,22 @@ def test_results_of_odd_shapes() -> None:
 )
 def test_what_services_complain_of(answer: object, failed: bool, words: str) -> None:
     assert (is_failure(answer), complaint_of(answer)) == (failed, words)
+
+
+@pytest.mark.parametrize(
+    ("number", "read"),
+    [
+        ("NaN", None),
+        ("Infinity", None),
+        ("-Infinity", None),
+        ("1e999", None),
+        ("-1e999", None),
+        ("9" * 5000, None),
+        ("1e308", 1e308),
+        ("9" * 30, int("9" * 30)),
+    ],
+)
+def test_a_number_that_is_none_is_dropped_and_the_rest_stays(number: str, read: float | None) -> None:
+    text = f'{{"score": {number}, "results": [{{"score": {number}, "n": 7, "odd": NaN, "x": "\\ud800"}}]}}'
+    for data in (text, text.encode()):
+        assert decoded_json(data) == {"score": read, "results": [{"score": read, "n": 7, "odd": None, "x": "\ufffd"}]}

@@ -6,7 +6,8 @@ server.
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -15,6 +16,8 @@ from msgspec import Meta, Struct
 
 from tools.base import ToolSpec
 from tools.errors import UsageProblem
+from tools.mcp import credentials
+from tools.mcp.credentials import Credential
 from tools.toolsets import ALIASES, BUILT_IN_TOOLS, TOOLSETS
 
 LONGEST_NAME = 64  # characters that endpoints take for a tool's
@@ -23,17 +26,7 @@ HIDDEN = "[REDACTED]"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCE = re.compile(rf"(?:\w+ )?{_VARIABLE.pattern}")
-_SECRET = re.compile(
-    r"(?:.*[_-])?(?:ACCESS|API|AUTH|BEARER|CLIENT|PRIVATE|SECRET)?[_-]?"
-    r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS|AUTHORIZATION|COOKIE)",
-    re.IGNORECASE,
-)
-_OPTION = re.compile(r"--?([A-Za-z][\w-]*)")  # its value is the next word
-_ASSIGNMENT = re.compile(r"((?:--?)?([A-Za-z][\w-]*)=)(.*)", re.DOTALL)  # --token=X, TOKEN=X
-_HEADER = re.compile(r"((?:--?[\w-]+=)?([A-Za-z][\w-]*):\s*)(.*)", re.DOTALL)  # Authorization: Bearer X
-_SCHEME = re.compile(r"(?:(?:Bearer|Basic|Token)\s+)?", re.IGNORECASE)
-_SECRET_QUERY = re.compile(r"(?<=[?&])([^=&#]*(?:key|token|secret|password)[^=&#]*=)(?!\$\{)[^&#]*", re.IGNORECASE)
-_USER = re.compile(r"(?<=://)(?!\$\{)[^/?#@]*@")
+_USER = re.compile(r"(?<=://)(?!\$\{)[^/?#@\s]*@")
 
 
 class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -214,98 +207,87 @@ def filled(server: McpServer, environ: Mapping[str, str]) -> McpServer:
     )
 
 
-class _Word(Struct, frozen=True):
-    """A word of a command with the key in it: what stands ahead of that, its name and itself; "" without one."""
+class Secret(Struct, frozen=True):
+    """A key that was found in what a server is told. `name`: where, once per server; `is_sure`: see Credential."""
 
-    ahead: str
-    name: str = ""
-    secret: str = ""
+    name: str
+    text: str
+    is_sure: bool
 
 
-def _read_words(words: Sequence[str]) -> list[_Word]:
-    """Keys are told by their names: `--token X`, `--api-key=X`, `TOKEN=X`, `--header "Authorization: Bearer X"`."""
-    found: list[_Word] = []
-    option = ""  # whose value this word is
-    for place, word in enumerate(words):
-        found.append(_read_word(place, word, option))
-        named = _OPTION.fullmatch(word)
-        option = named[1] if named and place and not option and _is_secret(named[1]) else ""
+def secrets_of(server: McpServer) -> list[Secret]:
+    """The keys in its command, arguments, variables, headers and URL."""
+    found: list[Secret] = []
+
+    def kept(secret: Secret) -> str:
+        found.append(secret)
+        return secret.text
+
+    _with_secrets(server, kept)
     return found
 
 
-def _read_word(place: int, word: str, option: str) -> _Word:
-    if option and not word.startswith("--"):
-        ahead, name, value = "", option, word
-    else:
-        forms = (form.fullmatch(word) for form in (_ASSIGNMENT, _HEADER))
-        found = next((form for form in forms if form and _is_secret(form[2])), None)
-        if found is None:
-            return _Word(word)
-        ahead, name, value = found[1], found[2], found[3]
-    scheme = _SCHEME.match(value)
-    start = scheme.end() if scheme else 0
-    return _Word(ahead + value[:start], f"{place}_{name}", value[start:])
+def _with_secrets(server: McpServer, written: Callable[[Secret], str]) -> McpServer:
+    """The server with its keys written otherwise; what holds none stays as it is."""
+    taken: Counter[str] = Counter()
+
+    def put(text: str, found: Sequence[Credential], place: str) -> str:
+        pieces, end = [], 0
+        for each in found:
+            name = "_".join(dict.fromkeys(filter(None, (place, each.name))))  # SOME_TOKEN is called that once
+            taken[_variable("", name)] += 1
+            name = name if (count := taken[_variable("", name)]) == 1 else f"{name}_{count}"
+            pieces += [text[end : each.start], written(Secret(name, text[each.start : each.end], each.is_sure))]
+            end = each.end
+        return "".join([*pieces, text[end:]])
+
+    found = credentials.in_words(server.words)
+    words = [
+        put(word, inside, str(place)) for place, (word, inside) in enumerate(zip(server.words, found, strict=True))
+    ]
+    return msgspec.structs.replace(
+        _with_words(server, words) if any(found) else server,
+        env={name: put(text, credentials.in_value(name, text), name) for name, text in server.env.items()},
+        headers={name: put(text, credentials.in_value(name, text), name) for name, text in server.headers.items()},
+        url=put(server.url, credentials.in_url(server.url), "url"),
+    )
 
 
-def secret_words(server: McpServer) -> list[str]:
-    """The keys in its command and arguments."""
-    return [word.secret for word in _read_words(server.words) if word.secret]
-
-
-def _with_words(server: McpServer, written: Callable[[_Word], str]) -> McpServer:
-    """The server with the keys in its command and arguments written otherwise; one that has none stays as it is."""
-    words = _read_words(server.words)
-    if not any(word.secret for word in words):
-        return server
-    texts = [word.ahead + written(word) if word.secret else word.ahead for word in words]
+def _with_words(server: McpServer, words: Sequence[str]) -> McpServer:
     if isinstance(server.command, str) and server.args:
-        return msgspec.structs.replace(server, args=tuple(texts[1:]))
-    count = len(texts) - len(server.args)
-    return msgspec.structs.replace(server, command=tuple(texts[:count]), args=tuple(texts[count:]))
+        return msgspec.structs.replace(server, args=tuple(words[1:]))
+    count = len(words) - len(server.args)
+    return msgspec.structs.replace(server, command=tuple(words[:count]), args=tuple(words[count:]))
 
 
 def secret_variables(servers: Mapping[str, McpServer], environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that carry the keys in servers' `env`, `headers`, `command` and `args` to the processes that use them,
-    and by which they are known as keys; none for a key that refers to a variable that is not set."""
+    """Variables that carry the servers' keys to the processes that use them, and by which they are known as keys; none
+    for a key that refers to a variable that is not set, or that may be none."""
     found: dict[str, str] = {}
-    for server, name, text in _secret_texts(servers):
-        variable = _variable(server, name)
-        try:
-            secret = expanded(text, environ)
-        except UsageProblem:
-            continue  # said when the server is looked at
-        if found.setdefault(variable, secret) != secret:
-            raise UsageProblem(f"mcp_servers: {server}: {name}: another server's cannot be told from it: rename one")
+    for server, told in servers.items():
+        for secret in secrets_of(told):
+            try:
+                text = expanded(secret.text, environ)
+            except UsageProblem:
+                continue  # said when the server is looked at
+            if secret.is_sure and found.setdefault(_variable(server, secret.name), text) != text:
+                raise UsageProblem(
+                    f"mcp_servers: {server}: {secret.name}: another server's cannot be told from it: rename one"
+                )
     return found
 
 
 def without_secrets(servers: Mapping[str, McpServer], environ: Mapping[str, str]) -> dict[str, McpServer]:
     """The servers with those variables, where they are set, in place of the keys."""
 
-    def kept(server: str, values: Mapping[str, str]) -> dict[str, str]:
-        return {name: _referred(server, name, text, environ) for name, text in values.items()}
+    def written(server: str) -> Callable[[Secret], str]:
+        def referred(secret: Secret) -> str:
+            variable = _variable(server, secret.name)
+            return f"${{{variable}}}" if secret.is_sure and variable in environ else secret.text
 
-    def written(server: str) -> Callable[[_Word], str]:
-        return lambda word: _variable_for(server, word.name, word.secret, environ)
+        return referred
 
-    return {
-        name: _with_words(
-            msgspec.structs.replace(server, env=kept(name, server.env), headers=kept(name, server.headers)),
-            written(name),
-        )
-        for name, server in servers.items()
-    }
-
-
-def _secret_texts(servers: Mapping[str, McpServer]) -> Iterator[tuple[str, str, str]]:
-    for server, told in servers.items():
-        pairs = {**told.env, **told.headers}.items()
-        yield from ((server, name, text.rpartition(" ")[2]) for name, text in pairs if _is_secret(name))
-        yield from ((server, word.name, word.secret) for word in _read_words(told.words) if word.secret)
-
-
-def _is_secret(name: str) -> bool:
-    return _SECRET.fullmatch(name) is not None
+    return {name: _with_secrets(server, written(name)) for name, server in servers.items()}
 
 
 def _variable(server: str, name: str) -> str:
@@ -313,53 +295,24 @@ def _variable(server: str, name: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", f"MCP_{server}_{name}_TOKEN".upper())
 
 
-def _referred(server: str, name: str, text: str, environ: Mapping[str, str]) -> str:
-    """`Bearer KEY` keeps its first word."""
-    if not _is_secret(name):
-        return text
-    scheme, blank, secret = text.rpartition(" ")
-    return f"{scheme}{blank}{_variable_for(server, name, secret, environ)}"
-
-
-def _variable_for(server: str, name: str, secret: str, environ: Mapping[str, str]) -> str:
-    """In the place of a key."""
-    variable = _variable(server, name)
-    return f"${{{variable}}}" if variable in environ else secret
-
-
 def for_the_record(servers: Mapping[str, McpServer]) -> dict[str, Any]:
     """The servers as plain values without what may be secret: of `env` and `headers` the names, and the values that are
     `${VARIABLE}`; no keys in a command, no user and no keys in a URL."""
-    return {
-        name: msgspec.to_builtins(
-            msgspec.structs.replace(
-                _recorded_command(_with_words(server, _recorded)),
-                env={key: _recorded_text(text) for key, text in server.env.items()},
-                headers={key: _recorded_text(text) for key, text in server.headers.items()},
-                url=_recorded_url(server.url),
-            )
-        )
-        for name, server in servers.items()
-    }
+    return {name: msgspec.to_builtins(_recorded(server)) for name, server in servers.items()}
+
+
+def _recorded(server: McpServer) -> McpServer:
+    shown = _with_secrets(server, lambda secret: _recorded_text(secret.text))
+    command = shown.command
+    return msgspec.structs.replace(
+        shown,
+        command=_USER.sub("", command) if isinstance(command, str) else tuple(_USER.sub("", word) for word in command),
+        args=tuple(_USER.sub("", word) for word in shown.args),
+        env={name: _recorded_text(text) for name, text in server.env.items()},
+        headers={name: _recorded_text(text) for name, text in server.headers.items()},
+        url=_USER.sub("", shown.url),
+    )
 
 
 def _recorded_text(text: str) -> str:
     return text if _REFERENCE.fullmatch(text) else HIDDEN
-
-
-def _recorded(word: _Word) -> str:
-    return _recorded_text(word.secret)
-
-
-def _recorded_command(server: McpServer) -> McpServer:
-    """Its URLs as they are recorded."""
-    command = server.command
-    return msgspec.structs.replace(
-        server,
-        command=_recorded_url(command) if isinstance(command, str) else tuple(map(_recorded_url, command)),
-        args=tuple(map(_recorded_url, server.args)),
-    )
-
-
-def _recorded_url(url: str) -> str:
-    return _SECRET_QUERY.sub(rf"\1{HIDDEN}", _USER.sub("", url))

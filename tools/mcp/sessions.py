@@ -25,7 +25,7 @@ from tools.mcp.servers import (
     filled,
     listed_tools,
     refuse_equal_names,
-    secret_words,
+    secrets_of,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ T = TypeVar("T")
 MISSING_PACKAGE = "MCP servers need the package mcp: pip install -e '.[mcp]'"
 CLOSE_SECONDS = 8.0  # the SDK waits 2 s for a server whose stdin was closed, 2 s after SIGTERM, 2 s after SIGKILL
 PAGES = 100
-START_SECONDS = 30.0  # that a server has at least to start and to list its tools, whatever a call may take
+START_SECONDS = 30.0  # that a server has at least to start, whatever a call may take
 _TOLD_OF_STDERR = 300  # characters
 _SHORTEST_SECRET = 6
 _LOST_CODE, _LOST_TEXT = -32000, "Session terminated"  # how the SDK says that a connection or a session is no more
@@ -60,6 +60,8 @@ class Session:
 
     async def _hold(self, server: McpServer, environ: Mapping[str, str], protocol: str, errors: TextIO | None) -> None:
         async with _opened(filled(server, environ), environ, protocol, errors, self._note) as client:
+            if protocol:  # known from before: nothing was asked yet, so the server may still be starting
+                await client.list_tools()  # by which a call's result is held against its schema
             self._ready.set_result(client)
             await self._closing.wait()
 
@@ -272,7 +274,8 @@ def _without_values(text: str, server: McpServer, environ: Mapping[str, str]) ->
         told = filled(server, environ)
     except UsageProblem:
         return text
-    for value in sorted((*told.env.values(), *told.headers.values(), *secret_words(told)), key=len, reverse=True):
+    keys = (secret.text for secret in secrets_of(told))
+    for value in sorted((*told.env.values(), *told.headers.values(), *keys), key=len, reverse=True):
         for secret in (value, value.rpartition(" ")[2]):
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, HIDDEN)

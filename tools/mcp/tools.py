@@ -51,16 +51,16 @@ class McpTool:
         seconds = self._server.timeout or context.command_timeout
         server = self._listed.server
         session = TaskSessions.of(context).session(server, self._server, context.services.environ, self._protocol)
+        limit, what = starts_within(seconds), "did not start"
         try:
-            limit = starts_within(seconds)
             async with asyncio.timeout(limit):
                 await session.client()
-            limit = seconds
+            limit, what = seconds, "gave no answer"
             async with asyncio.timeout(limit):
                 answer = await session.call(self._listed.name, arguments)
         except TimeoutError:
             session.give_up()
-            raise ToolError(f"MCP server {server} gave no answer within {limit:g} s") from None
+            raise ToolError(f"MCP server {server} {what} within {limit:g} s") from None
         except ToolError as error:
             raise ToolError(f"MCP server {server}: {error}") from error.__cause__
         result = result_of(answer, self.spec.name)

@@ -15,7 +15,11 @@ from msgspec import Struct
 
 MAX_TEXT = 2_000_000  # characters
 MAX_HTML = 5_000_000  # characters
+SAMPLE = 20_000  # bytes by which a charset is told
 MIN_PAIRS = 4  # double-byte characters by which a charset is told
+MIN_LETTERS = 40  # bytes of another script; a few look like anything
+MIN_ACCENTS = 8  # bytes by which other Latin letters than the western ones are told
+MIN_SHARE, LEAST_SHARE = 0.9, 0.5  # of the accented letters that are of one language: surely, or maybe
 MIN_ARTICLE = 200  # characters
 MAX_ARTICLE = 1_500_000  # characters of HTML in which the article is looked for: more takes too long
 ARTICLE_SECONDS = 6.0
@@ -40,6 +44,18 @@ _CHARSETS = {  # what browsers read under these names
     "unicode": "utf-16",
 }
 _NO_CHARSETS = ("idna", "punycode", "utf-7", "unicode_escape", "raw_unicode_escape", "undefined", "mbcs", "oem")
+_SCRIPTS = (
+    *("cp1251", "koi8_r", "koi8_u", "iso8859_5", "cp866", "cp1253", "cp1255", "cp1256", "cp874"),
+    *("big5", "gb18030", "cp949", "cp932", "euc_jp"),
+)
+_LATIN = (  # charset -> accented letters of the languages that it was made for
+    ("cp1252", ("àâæçèéêëîïôœùûüÿ", "äöüßé", "áéíñóúü¿¡ªº", "áâãàçéêíóôõúüªº", "àèéìíîòóùú", "àçèéíïòóúü", "åäöæøéüà")),
+    ("cp1252", ("áèéêëïíóöü", "áæéíðóöúýþ", "äõöüšž")),
+    ("cp1250", ("ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "čćđšž", "ăâîşţ")),
+    ("cp1254", ("çğıöşüâîû",)),
+    ("cp1257", ("ąčęėįšųūž", "āčēģīķļņšūž")),
+)
+_SIGNS = "“”„‘’‚–—…«»‹›€£§°©®™·•½²´†\xa0\xad\ufffd"  # noqa: RUF001 - signs of no language
 _META = re.compile(rb"<meta[^>]{0,300}?charset\s*=\s*[\"']?\s*([a-z0-9_:.-]+)", re.IGNORECASE)
 _XML = re.compile(rb"^\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([a-z0-9_:.-]+)", re.IGNORECASE)
 _PAIRS = re.compile(rb"(?:[\xa1-\xfe][\xa1-\xfe])+")
@@ -148,7 +164,8 @@ def at_most(seconds: float) -> Iterator[None]:
 
 def decoded(body: bytes, charset: str, *, html: bool) -> str:
     """The bytes as text: by their byte order mark, the charset of the header, that of the document, UTF-8, or what they
-    look like; the first that fits every byte, else the first that there is, with U+FFFD for what does not fit."""
+    look like; the first that fits every byte, else the first that there is, with U+FFFD for what does not fit, and for
+    letters of another script that are too few to tell which."""
     for bom, name in _BOMS:
         if body.startswith(bom):
             return body[len(bom) :].decode(name, "replace")
@@ -190,14 +207,45 @@ def charset_named(label: str) -> str:
 
 
 def _guessed(body: bytes) -> str:
-    from charset_normalizer import from_bytes  # noqa: PLC0415 - rarely needed
-
-    sample = body[:20_000]
+    sample = _sample(body)
     if eastern := _eastern(sample):
         return eastern
-    enough = sum(byte > 127 for byte in sample) >= 40  # a few accents look like anything
-    best = from_bytes(sample).best() if enough else None
-    return best.encoding if best else "cp1252"
+    far = re.findall(rb"[\x80-\xff]+", re.sub(rb"<[^>]*>", b" ", sample))
+    if 2 * sum(len(run) for run in far if len(run) > 2) <= sum(map(len, far)):  # single accents between Latin letters
+        return _latin(sample)
+    return _script(sample) if sum(map(len, far)) >= MIN_LETTERS else "ascii"
+
+
+def _sample(body: bytes) -> bytes:
+    """The beginning, up to a byte that is no part of a character of several."""
+    if len(body) <= SAMPLE:
+        return body
+    end = max(body.rfind(byte, 0, SAMPLE) for byte in (b" ", b"<", b"\n"))
+    return body[: end if end > 0 else SAMPLE]
+
+
+def _script(sample: bytes) -> str:
+    """The charset of a text in letters that are not Latin, "ascii" if there is none."""
+    from charset_normalizer import from_bytes  # noqa: PLC0415 - rarely needed
+
+    best = from_bytes(re.sub(rb"<[^>]*>", b" ", sample), cp_isolation=list(_SCRIPTS)).best()
+    return best.encoding if best else "ascii"
+
+
+def _latin(sample: bytes) -> str:
+    """The charset in which the accented letters are those of one language; a western one if they are few, "ascii" if
+    they are of none."""
+    if sum(byte > 127 for byte in sample) < MIN_ACCENTS:
+        return "cp1252"
+    shares = [(_share(sample, charset, alphabet), charset) for charset, alphabets in _LATIN for alphabet in alphabets]
+    share, charset = max(shares, key=lambda each: each[0])  # the first of several
+    return charset if share >= MIN_SHARE else "cp1252" if share >= LEAST_SHARE else "ascii"
+
+
+def _share(sample: bytes, charset: str, alphabet: str) -> float:
+    text = sample.decode(charset, "replace").replace("İ", "ı").lower()  # noqa: RUF001 - Turkish
+    letters = [letter for letter in text if letter > "\x7f" and letter not in _SIGNS]
+    return sum(letter in alphabet for letter in letters) / len(letters) if letters else LEAST_SHARE
 
 
 def _eastern(sample: bytes) -> str:
