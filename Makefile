@@ -2,6 +2,7 @@
 # make test   installs what the tests need, starts the services they use, runs them all
 # make bench  measures speed and size, prints the figures beside their targets
 # make soak   runs 2,000 prompts through bad weather for 10 minutes (SOAK_ARGS="--seconds 60")
+# LEFTOVER_TASKS=200 make test PYTEST_ARGS=tests/e2e/test_leftovers.py   what SIGKILLs leave on each backend, at length
 # make check  lint, types, direction of imports
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -39,13 +40,15 @@ run: $(VENV)/run.stamp
 test: $(VENV)/test.stamp
 	@$(call apt,bubblewrap ripgrep git procps python3 e2fsprogs mount chromium openssh-server openssh-client)
 	@tests/contract/engine.sh
-	@tests/contract/apptainer.sh || tests/contract/apptainer.sh  # it downloads: a second try
+	@tests/contract/podman.sh || tests/contract/podman.sh  # it downloads: a second try
+	@tests/contract/apptainer.sh || tests/contract/apptainer.sh  # as above
 	@home=$$(mktemp -d); trap 'rm -rf "$$home"' EXIT; \
 	HOME=$$home HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) </dev/null
 
 bench: $(VENV)/test.stamp
-	@$(call apt,bubblewrap)
+	@$(call apt,bubblewrap openssh-server openssh-client)
 	@tests/contract/engine.sh || echo "no Docker engine: what a command costs in it is not measured" >&2
+	@tests/contract/apptainer.sh || echo "no Apptainer: what a sandbox of it costs is not measured" >&2
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS) </dev/null
 
 soak: $(VENV)/test.stamp

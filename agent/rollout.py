@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from agent.checkers import Judgement, Plugin, judge
 from agent.clock import RowClock
@@ -26,16 +27,18 @@ from agent.types import NO_SPEND, Message
 from tools.base import Tool, ToolContext
 from tools.environments.base import Backend, Environment, EnvironmentSpec, Owner
 from tools.environments.ending import to_the_end
+from tools.environments.starts import Starts
 from tools.errors import RowFailed, SetupFailed, SetupTimeout, ToolError
 from tools.services import Services, ToolSettings
 from tools.toolsets import BUILT_IN, Catalog, load_tool_at
 from toolset_distributions import draw, row_rng
 
+_REASON_HEAD = 500  # characters
 CLEAN_UP = 60.0  # seconds that a sandbox may outlive its row's deadline before anybody may remove it
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
-    """What all rollouts of a process share."""
+    """What all rollouts of a process share. `log` takes a line about a try."""
 
     model: Model
     backend: Backend
@@ -46,6 +49,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     catalog: Catalog = BUILT_IN
     services: Services = Services(ToolSettings(), {})
     eye: Model | None = None  # answers questions about pictures
+    starts: Starts = field(default_factory=Starts)
+    log: Callable[[Try, str], None] = lambda _which, _text: None
     stopping: Callable[[], str]  # "" or why the run stops
 
 
@@ -139,8 +144,10 @@ class Rollout:
     async def _in_time(self) -> End:
         async with self.clock.timeout:
             await self._image_ready()
-            async with self.around.backend.open(self._environment_spec()) as environment:
-                self._environment = RowEnvironment(backend=environment.backend, image=environment.image)
+            async with self._sandbox() as environment:
+                self._environment = msgspec.structs.replace(
+                    self._environment, backend=environment.backend, image=environment.image
+                )
                 await self._set_up(environment)
                 self._end = await self._converse(environment)
                 await self._check(self._end, environment)
@@ -150,6 +157,19 @@ class Rollout:
         image = self.prompt.image or self.policy.image
         if image and self.around.backend.takes_images:
             await self.around.backend.prepare(image)
+
+    def _sandbox(self) -> AbstractAsyncContextManager[Environment]:
+        return self.around.starts.open(
+            self.around.backend, self._environment_spec, waiting=self.clock.paused, failed=self._start_failed
+        )
+
+    def _start_failed(self, reason: str) -> None:
+        if stopped := self._stopping():
+            raise RunStopped(stopped, "the run stopped before the row's sandbox could be started")
+        retries = self._environment.start_retries + 1
+        self._environment = RowEnvironment(start_retries=retries)
+        why = " ".join(reason.split())[:_REASON_HEAD]
+        self.around.log(self.which, f"{self.which.task_id}: its sandbox is started again ({retries}): {why}")
 
     def _environment_spec(self) -> EnvironmentSpec:
         policy, prompt = self.policy, self.prompt

@@ -35,10 +35,11 @@ class ToolCount(Struct, frozen=True):
 
 
 class RowEnvironment(Struct, frozen=True, kw_only=True):
-    """The sandbox that was really used."""
+    """The sandbox that was really used, and how often it had to be started again."""
 
     backend: str = ""
     image: str = ""
+    start_retries: int = 0
 
 
 class Row(Struct, frozen=True, kw_only=True):

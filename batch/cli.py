@@ -15,14 +15,16 @@ from msgspec import Struct
 from batch.options import Option
 from batch.progress import silence
 from batch.settings import CONFIG, Action, RunSettings, run_options
-from tools.errors import UsageProblem
+from tools.errors import RowFailed, UsageProblem
 from tools.mcp.servers import check_servers
 
 if TYPE_CHECKING:
+    from tools.environments.base import BackendSettings
     from tools.toolsets import Catalog
     from toolset_distributions import Distribution
 
 WIDTH = 115
+STATE_SECONDS = 10.0  # for each backend of the listing
 LISTS = ("tools", "key_variables")  # columns of the listings that hold several names
 
 
@@ -49,6 +51,7 @@ ACTIONS: dict[str, str] = {
     "list_toolsets": "toolsets and their tools",
     "list_backends": "sandbox backends: ready here or not, and why",
     "list_providers": "model providers: endpoint, key variables",
+    "check_backend NAME": "tries in sandboxes of these settings what a run needs of them; exit code 1: not all holds",
 }
 
 
@@ -150,7 +153,11 @@ def _show(action: Action, environ: Mapping[str, str], of: Page, settings: RunSet
         case "list_distributions":
             _show_distributions(_catalog(environ, settings).own_distributions if settings.tools_module else {}, as_json)
         case "list_toolsets":
-            listed("Toolsets", ("toolset", "tools", "state"), _catalog(environ, settings).describe())
+            rows = _catalog(environ, settings).describe()
+            if as_json or sys.stdout.isatty():
+                listed("Toolsets", ("toolset", "tools", "state"), rows)
+            else:
+                print_tabbed((name, state, tools.replace(", ", ",")) for name, tools, state in rows)
         case "list_backends":
             listed("Backends", ("backend", "state"), asyncio.run(_backends(settings)))
         case "list_providers":
@@ -195,11 +202,30 @@ def _key_state(is_set: bool, needless: bool) -> str:
 
 
 async def _backends(settings: RunSettings) -> list[tuple[str, str]]:
+    """Each is tried, all at once."""
     from batch.plan import backend_settings  # noqa: PLC0415 - only this listing needs it
-    from tools.environments.table import BACKENDS, load_backend  # noqa: PLC0415 - as above
+    from tools.environments.table import BACKENDS  # noqa: PLC0415 - as above
 
     told = backend_settings(settings)
-    return [(name, await load_backend(name, told).check() or "ready") for name in BACKENDS]
+    return list(zip(BACKENDS, await asyncio.gather(*(_state(name, told) for name in BACKENDS)), strict=True))
+
+
+async def _state(name: str, told: "BackendSettings") -> str:
+    """`ready`, or what is missing and how to mend it, within a bound."""
+    from agent.faults import Done, guarded  # noqa: PLC0415 - as above
+    from tools.environments.table import load_backend  # noqa: PLC0415 - as above
+
+    async def checked() -> str:
+        return await load_backend(name, told).check()
+
+    try:
+        async with asyncio.timeout(STATE_SECONDS):
+            outcome = await guarded(checked())
+    except TimeoutError:
+        return f"no answer within {STATE_SECONDS:g} s"
+    except (RowFailed, UsageProblem) as problem:
+        return str(problem)
+    return outcome.value or "ready" if isinstance(outcome, Done) else str(outcome)
 
 
 def print_records(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -215,6 +241,12 @@ def _parts(cell: str) -> list[str]:
 def print_json(value: Any) -> None:
     """On stdout."""
     print(json.dumps(value, ensure_ascii=False, indent=1))  # noqa: T201 - this is the command line's output
+
+
+def print_tabbed(rows: Iterable[Sequence[str]]) -> None:
+    """A line on stdout for each row, its cells with tabs between."""
+    for row in rows:
+        print("\t".join(" ".join(cell.split()) for cell in row))  # noqa: T201 - this is the command line's output
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

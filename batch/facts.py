@@ -14,6 +14,12 @@ _AFTER_TURNS = b'],"metadata":{'
 _GPT_WITHOUT_REASONING = _GPT + b"<think>\\n</think>"
 
 
+class Started(Struct, frozen=True, gc=False):
+    """Of the column `environment`."""
+
+    start_retries: int = 0
+
+
 class Facts(Struct, frozen=True, kw_only=True, gc=False):
     """The columns that say what became of a try, what it cost, and what a summary tells of it."""
 
@@ -44,6 +50,7 @@ class Facts(Struct, frozen=True, kw_only=True, gc=False):
     inner_tool_stats: str = "{}"
     tools_offered: str = ""
     dataset_row: str = "{}"
+    environment: Started = Started()
 
 
 class MergePolicy(Struct, frozen=True, kw_only=True):

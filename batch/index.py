@@ -111,7 +111,7 @@ class JournalIndex:
 
     def note(self, ended: PromptEnded) -> None:
         """A try that has just ended."""
-        self.spent.add(ended.api_calls, ended.spend, ended.duration_seconds)
+        self.spent.add(ended.api_calls, ended.spend, ended.duration_seconds, ended.start_retries)
         state = RETRYABLE if ended.status == "failed" and ended.retryable else STATES[ended.status]
         is_discard = state == DISCARDED and ended.reason == "no_reasoning"
         self._count(ended.batch_num, int(state != STOPPED), int(is_discard))

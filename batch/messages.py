@@ -123,6 +123,7 @@ class PromptEnded(Struct, frozen=True, tag=True, kw_only=True):
     api_calls: int
     tool_stats: dict[str, tuple[int, int, int]]  # only tools that were called: count, success, failure
     duration_seconds: float
+    start_retries: int = 0
 
 
 class Ask(Struct, frozen=True, tag=True, omit_defaults=True):

@@ -277,10 +277,16 @@ def tool_settings(settings: RunSettings, directory: Path) -> ToolSettings:
 def backend_settings(settings: RunSettings) -> BackendSettings:
     """What backends are told."""
     return BackendSettings(
+        network=settings.network,
+        pull_policy=settings.pull_policy,
+        container_user=settings.container_user,
+        read_only_root=settings.read_only_root,
+        gpus=settings.gpus,
         ssh_hosts=settings.ssh_hosts,
         ssh_key=settings.ssh_key,
         ssh_known_hosts=settings.ssh_known_hosts,
         ssh_capacity=settings.ssh_capacity,
+        singularity_cache=settings.singularity_cache,
     )
 
 

@@ -120,6 +120,11 @@ class Member:
         """Whether rows that it was given have no end yet."""
         return any(self.batches.values())
 
+    @property
+    def rows(self) -> int:
+        """How many those are."""
+        return sum(map(len, self.batches.values()))
+
     def give(self, batch: BatchJob) -> None:
         """Sends it rows."""
         self.wants = 0
@@ -213,10 +218,18 @@ class Member:
 
 class Pool:
     """Keeps workers busy until `events` has no more rows, or `stop` is called. `slots`: prompts in flight of each;
-    `gates`: see `WorkerSpec`; `here`: they run in this process."""
+    `gates`: see `WorkerSpec`; `here`: they run in this process; `most_rows`: in flight over all workers, also over one
+    that is opened for a single row, and over dead ones until their sandboxes are gone."""
 
     def __init__(
-        self, spec: WorkerSpec, slots: Sequence[int], gates: Sequence[RunGate], events: Events, *, here: bool
+        self,
+        spec: WorkerSpec,
+        slots: Sequence[int],
+        gates: Sequence[RunGate],
+        events: Events,
+        *,
+        here: bool,
+        most_rows: int | None = None,
     ) -> None:
         self.gates = gates
         self.events = events
@@ -225,6 +238,8 @@ class Pool:
         self._spec = spec
         self._slots = slots
         self._here = here
+        self._most_rows = most_rows
+        self._left_rows = 0  # of dead workers whose sandboxes may still be there
         self._members: list[Member] = []
         self._changed = asyncio.Event()
         self._fruitless = 0
@@ -293,15 +308,22 @@ class Pool:
 
     def feed(self) -> None:
         """Gives rows to whoever wants some; lets go whoever can have no more."""
-        for member in list(self._members):
+        for member in sorted(self._members, key=lambda each: not each.alone):
             if self.stop_reason or member.retiring:
                 if not member.busy:
                     self._finish(member)
-            elif member.wants:
-                batch = self.events.next_batch(member.wants, member.open_batch, single=member.alone)
+            elif free := self._room(member.wants):
+                batch = self.events.next_batch(free, member.open_batch, single=member.alone)
                 if batch is not None:
                     member.give(batch)
         self._finish_all_if_done()
+
+    def _room(self, wanted: int) -> int:
+        """For how many more rows there is room, if so many are wanted."""
+        if self._most_rows is None or not wanted:
+            return wanted
+        taken = self._left_rows + sum(member.rows for member in self._members)
+        return max(0, min(wanted, self._most_rows - taken))
 
     # --- life of a worker
 
@@ -376,7 +398,10 @@ class Pool:
         if member.process is not None:
             member.process.close()
         if code:
+            rows = member.rows
+            self._left_rows += rows
             await self.events.reap()  # before its rows run again
+            self._left_rows -= rows
         left = self._left_by(member)
         if left and not self.stop_reason:
             self._take_over(member, left, code)

@@ -16,6 +16,10 @@ def invoke(words: Sequence[str]) -> int:
 
 def _invoke(words: Sequence[str]) -> int:
     settings, action = load_settings(words, os.environ)
+    if action == "check_backend":
+        from batch.qualify import check_backend  # noqa: PLC0415 - only this action needs it
+
+        return check_backend(settings, os.environ)
     if action != "run":
         show(action, os.environ, page(), settings)
         return FINISHED

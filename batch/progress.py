@@ -326,6 +326,7 @@ def summary_lines(report: RunReport) -> list[str]:
         f"  success    {100 * metrics['success_rate']:.1f}%",
         f"  spent      {requests}, {tokens} tokens, ${metrics['cost_usd']:.4f}",
         *(f"  unreported {each}" for each in unreported_facts(metrics.get("unreported", {}))),
+        *_retries_line(metrics.get("start_retries", 0)),
         *_reasoning_line(statistics["reasoning_statistics"]),
         *_tool_lines(statistics["tool_statistics"]),
         *_evaluation_line(metrics.get("evaluation", {})),
@@ -339,6 +340,10 @@ def unreported_facts(of: Mapping[str, Any]) -> list[str]:
         return []
     tokens = count_text(of["input_tokens"] + of["output_tokens"])
     return [f"{of['replies']} replies without usage, by estimate {tokens} tokens, ${of['cost_usd']:.4f}"]
+
+
+def _retries_line(retries: int) -> list[str]:
+    return [f"  sandboxes  {counted(retries, 'start')} tried again"] if retries else []
 
 
 def _reasoning_line(counts: Mapping[str, int]) -> list[str]:

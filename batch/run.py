@@ -20,9 +20,10 @@ from batch.index import JournalIndex
 from batch.messages import NO_ROW, BatchJob, Job, Log, PromptEnded, try_of
 from batch.plan import Plan, backend_settings
 from batch.pool import STOP_GRACE, Pool
+from batch.prefetch import prefetch
 from batch.progress import Progress, ProgressSnapshot, RunLog, counted
 from batch.rows import parse_row
-from batch.settings import RunSettings
+from batch.settings import RunSettings, at_once
 from batch.store import RunDirectory
 from batch.work import OpenBatch, Work
 from batch.worker import WorkerSpec, ended_message
@@ -39,9 +40,9 @@ REASONING_WARNING = 20  # ended rows without any reasoning after which the switc
 
 def slots_of(settings: RunSettings, pending: int) -> Sequence[int]:
     """Prompts in flight for each worker: no more workers than there are batches or slots."""
-    batches = -(-pending // settings.batch_size)
-    workers = max(1, min(settings.num_workers, settings.concurrency, batches))
-    share, more = divmod(settings.concurrency, workers)
+    batches, slots = -(-pending // settings.batch_size), at_once(settings)
+    workers = max(1, min(settings.num_workers, slots, batches))
+    share, more = divmod(slots, workers)
     return [share + (number < more) for number in range(workers)]
 
 
@@ -90,6 +91,7 @@ class Run:
             self._gates,
             self,
             here=plan.settings.num_workers == 0,
+            most_rows=plan.settings.max_sandboxes,
         )
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self._checkpointed_at: float | None = None
@@ -104,6 +106,8 @@ class Run:
         """Runs what is pending. Raises UsageProblem and InternalFaultError."""
         await self.reap()
         self._warn_of_absent_tools()
+        if self._settings.prefetch_images:
+            await self._prefetch()
         if self._plan.on_task_done:
             self._hook = Hook(self._plan.on_task_done, self._directory, self.say)
         self._listen()
@@ -168,6 +172,13 @@ class Run:
             owner=self._owner,
             success_checker=self._settings.success_checker,
         )
+
+    async def _prefetch(self) -> None:
+        """Images of what is pending. Rows of one that cannot be had try it themselves, and end without it."""
+        settings = self._settings
+        jobs = self._index.pending(settings.retry, settings.only_ids, settings.max_attempts)
+        for fault in await prefetch((parse_row(job.line).image or settings.image for job in jobs), self._backend):
+            self.say(f"warning: {fault}")
 
     def _warn_of_absent_tools(self) -> None:
         plan = self._plan

@@ -23,6 +23,7 @@ from batch.options import (
     Given,
     Option,
     about,
+    by_name,
     merge,
     options_of,
     read_environment,
@@ -40,10 +41,19 @@ NotNegative = Annotated[float, Meta(ge=0)]
 
 OutputFormat = Literal["sharegpt", "json", "jsonl", "turns"]
 Retry = Literal["none", "failed", "timeout", "incomplete", "all"]
-Network = Literal["on", "none"]
+PullPolicy = Literal["missing", "always", "never"]
 SearchProvider = Literal["searxng", "brave", "tavily", "exa", "serper", "firecrawl", "ddgs"]
 
-Action = Literal["run", "help", "version", "list_distributions", "list_toolsets", "list_backends", "list_providers"]
+Action = Literal[
+    "run",
+    "help",
+    "version",
+    "list_distributions",
+    "list_toolsets",
+    "list_backends",
+    "list_providers",
+    "check_backend",
+]
 
 
 def cores() -> int:
@@ -135,6 +145,9 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     concurrency: Annotated[Annotated[int, Meta(ge=1, le=100_000)], about(RUN, "prompts in flight over all workers")] = (
         16
     )
+    max_sandboxes: Annotated[
+        Count | None, about(RUN, "sandboxes open at the same time over all workers", shown="concurrency")
+    ] = None
     max_turns: Annotated[
         Annotated[int, Meta(ge=1, le=10_000)], about(RUN, "model calls per prompt", "max_iterations", "max_steps")
     ] = 30
@@ -249,18 +262,34 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = ""
     cpus: Annotated[Positive, about(SANDBOX, "processor cores of one sandbox")] = 1.0
     memory_mb: Annotated[Count, about(SANDBOX, "memory of one sandbox in MiB")] = 5120
-    network: Annotated[Network, about(SANDBOX, "network of the sandbox")] = "on"
+    network: Annotated[str, about(SANDBOX, "on, none; docker, podman: or the name of a network that is there")] = "on"
     command_timeout: Annotated[
         Annotated[float, Meta(gt=0, le=600)], about(SANDBOX, "seconds for one command that asks for no other time")
     ] = 180.0
     volumes: Annotated[tuple[str, ...], about(SANDBOX, "HOST:SANDBOX or HOST:SANDBOX:ro, comma-separated")] = ()
     env_allow: Annotated[tuple[str, ...], about(SANDBOX, "names of variables that are handed into the sandbox")] = ()
+    pull_policy: Annotated[
+        PullPolicy, about(SANDBOX, "docker, podman: which images to pull; always: each once a worker")
+    ] = "missing"
+    prefetch_images: Annotated[bool, about(SANDBOX, "all rows' images are made ready before the first row starts")] = (
+        False
+    )
+    container_user: Annotated[
+        str, about(SANDBOX, "docker, podman: run as NAME or UID[:GID]", shown="the image's user")
+    ] = ""
+    read_only_root: Annotated[
+        bool, about(SANDBOX, "docker, podman: only the workspace, /tmp, /var/tmp and /run can be written to")
+    ] = False
+    gpus: Annotated[str, about(SANDBOX, "docker: all, a number, or device=ID,ID", shown="none")] = ""
     ssh_hosts: Annotated[tuple[str, ...], about(SANDBOX, "ssh: [user@]host[:port] in turn, comma-separated")] = ()
     ssh_key: Annotated[str, about(SANDBOX, "ssh: file of the private key", shown="those of ~/.ssh and the agent")] = ""
     ssh_known_hosts: Annotated[
         str, about(SANDBOX, "ssh: file of host keys; a host that is not in it is refused", shown="~/.ssh/known_hosts")
     ] = ""
     ssh_capacity: Annotated[Count, about(SANDBOX, "ssh: sandboxes that one host holds at once")] = 16
+    singularity_cache: Annotated[
+        str, about(SANDBOX, "singularity: folder of built images", shown="batch-runner in Apptainer's own")
+    ] = ""
 
     log_prefix_chars: Annotated[
         Annotated[int, Meta(ge=0, le=ERROR_HEAD)],
@@ -285,6 +314,8 @@ CONFIG = Option(
     shown="none",
     secret=False,
 )
+CHECK = msgspec.structs.replace(CONFIG, name="check_backend", group=SANDBOX, meaning="", expected="a backend's name")
+"""An action's flag that has a value: the backend."""
 
 
 def run_options() -> tuple[Option, ...]:
@@ -299,6 +330,8 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[RunS
     """
     values, action = read_sources(argv, environ, run_options(), ACTIONS, PREFIX)
     settings = RunSettings(**values)
+    if action == "check_backend":
+        _check_sandbox(settings)
     return (agreed(settings) if action == "run" else settings), action
 
 
@@ -310,7 +343,8 @@ def read_sources(
     prefix: str,
 ) -> tuple[dict[str, Any], Action]:
     """Typed values by name of a program with these options, and what it is to do."""
-    flags, asked = read_flags(argv, [*options, CONFIG], actions)
+    flags, asked = read_flags(argv, *_with_check([*options, CONFIG], actions))
+    flags, asked = _as_backend(flags, asked, options)
     action: Action = next((each for each in actions if each in asked), "run")
     config = merge([[given for given in flags if given.option is CONFIG]]).get("config", "")
     sources = [
@@ -319,6 +353,21 @@ def read_sources(
         read_environment(environ, options, prefix),
     ]
     return merge([_servers_as_meant(given) for given in source] for source in sources), action
+
+
+def _with_check(options: Sequence[Option], actions: Sequence[Action]) -> tuple[list[Option], list[Action]]:
+    """What flags there are, with a value and without."""
+    plain = [action for action in actions if action != CHECK.name]
+    return [*options, *([CHECK] if CHECK.name in actions else [])], plain
+
+
+def _as_backend(flags: Sequence[Given], asked: set[str], options: Sequence[Option]) -> tuple[list[Given], set[str]]:
+    """`--check_backend NAME` asks for that action, and is the setting `container_backend`."""
+    if not any(given.option is CHECK for given in flags):
+        return list(flags), asked
+    backend = by_name(options)["container_backend"]
+    meant = [Given(backend, given.value, given.origin) if given.option is CHECK else given for given in flags]
+    return meant, {*asked, CHECK.name}
 
 
 def _servers_as_meant(given: Given) -> Given:
@@ -395,6 +444,12 @@ def _check_limits(settings: RunSettings) -> None:
 
 
 def _check_sandbox(settings: RunSettings) -> None:
+    for name, what in {"network": "on, none or a network's name", "container_user": "NAME or UID[:GID]"}.items():
+        given = getattr(settings, name)
+        wrong = given and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*" + "(:[0-9]+)?" * (name != "network"), given)
+        refuse(bool(wrong), f"{name}: expected {what}, got {given!r}")
+    wrong = settings.gpus and not re.fullmatch(r"all|[1-9][0-9]{0,3}|device=[^,\s]+(,[^,\s]+)*", settings.gpus)
+    refuse(bool(wrong), f"gpus: expected all, a number or device=ID,ID, got {settings.gpus!r}")
     for name in settings.env_allow:
         refuse(not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"env_allow: {name!r} is no variable's name")
     for volume in settings.volumes:
@@ -418,6 +473,11 @@ def _run_name(settings: RunSettings) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) or name in {".", ".."}:
         raise UsageProblem(f"run_name: expected one path component of [A-Za-z0-9._-], got {name[:60]!r}")
     return name
+
+
+def at_once(settings: RunSettings) -> int:
+    """Rows that run at the same time: each has one sandbox from its start to its end."""
+    return min(settings.concurrency, settings.max_sandboxes or settings.concurrency)
 
 
 def run_directory(settings: RunSettings) -> Path:
@@ -483,7 +543,7 @@ def resume_command(settings: RunSettings, argv: Sequence[str], program: str = "p
     is a run name that was made up.
     """
     options = options_of(type(settings))
-    flags = read_flags(argv, [*options, CONFIG], ACTIONS)[0] if argv else _departures(settings, options)
+    flags = read_flags(argv, *_with_check([*options, CONFIG], ACTIONS))[0] if argv else _departures(settings, options)
     lasting = [given for given in flags if given.option.name not in ONCE_ONLY and not given.option.secret]
     words = [_as_flag(given, settings) for given in lasting]
     given_names = {given.option.name for given in flags}

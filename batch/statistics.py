@@ -76,16 +76,19 @@ class Spent(Struct):
     total_tokens: int = 0
     unreported: Unreported = NOTHING_UNREPORTED
     durations: Spread = field(default_factory=Spread)
+    start_retries: int = 0
 
-    def add(self, api_calls: int, spend: Spend, duration_seconds: float) -> None:
+    def add(self, api_calls: int, spend: Spend, duration_seconds: float, start_retries: int = 0) -> None:
         """One more try."""
         self._add(api_calls, spend.requests, spend.cost_usd, spend.usage, spend.unreported)
         self.durations.add(duration_seconds)
+        self.start_retries += start_retries
 
     def add_facts(self, facts: Facts) -> None:
         """One more try, read from the journal."""
         self._add(facts.api_calls, facts.requests, facts.cost_usd, facts.usage, facts.unreported)
         self.durations.add(facts.duration_seconds)
+        self.start_retries += facts.environment.start_retries
 
     def _add(self, api_calls: int, requests: int, cost_usd: float, usage: Usage, unreported: Unreported) -> None:
         self.tries += 1
@@ -235,6 +238,7 @@ class Statistics(Struct):
             "api_calls": spent.api_calls,
             "requests": spent.requests,
             "tries": spent.tries,
+            "start_retries": spent.start_retries,
         }
 
 

@@ -85,7 +85,21 @@ class RunDirectory(OwnedFolder):
         self.turns_path = path / "turns"
         self.log_path = path / "run.log"
         self.dataset_path = path / "dataset.jsonl"  # what came by a pipe
+        self._had_dataset = True
         self._started_at = ""
+
+    def own(self, owner: Owner, *, steal: bool = False, patience: float = PATIENCE) -> RunLock:
+        """See OwnedFolder."""
+        lock = super().own(owner, steal=steal, patience=patience)
+        self._had_dataset = self.dataset_path.exists()
+        return lock
+
+    def remove_if_unused(self) -> None:
+        """Of a run that never began the copy of its dataset goes too."""
+        if not self._had_dataset and not self.manifest_path.exists():
+            with suppress(OSError):
+                self.dataset_path.unlink(missing_ok=True)
+        super().remove_if_unused()
 
     def files(self) -> tuple[Path, ...]:
         """Those that are written whole: none may be a directory, or be somebody else's."""

@@ -193,6 +193,7 @@ class Worker:
             services=Services(policy.tools, os.environ),
             steps=load_steps(policy.steps, policy.steps_options, Path(spec.run_dir)) if policy.steps else None,
             stopping=lambda: self._stop_reason,
+            log=lambda which, text: self.wire.send(Log(which.batch_num, which.prompt_index, text)),
         )
 
     async def _close(self, around: Surroundings) -> None:
@@ -346,6 +347,7 @@ def ended_message(row: Row, offset: int, length: int) -> PromptEnded:
         api_calls=row.api_calls,
         tool_stats=_tallies(row),
         duration_seconds=row.duration_seconds,
+        start_retries=row.environment.start_retries,
     )
 
 

@@ -14,7 +14,10 @@ from benchmarks.place import ROOT
 from benchmarks.report import Figure, as_json, lines, machine
 from benchmarks.sizes import FULL, NORMAL, QUICK, Sizes
 
-FIGURES = ("cpu", "wall", "in_flight", "limits", "memory", "start", "commands", "journal", "stream", "counting")
+FIGURES = (
+    *("cpu", "wall", "in_flight", "limits", "memory", "start", "commands", "sandboxes"),
+    *("journal", "stream", "counting"),
+)
 """Modules of `benchmarks.figures`, in the order in which they are taken."""
 BROKEN = "broken:"
 

@@ -35,6 +35,8 @@ class Sizes(Struct, frozen=True, kw_only=True):
     memory_concurrency: tuple[int, int] = (16, 400)
     starts: int = 7
     commands: int = 300
+    sandbox_commands: int = 1000
+    sandbox_rounds: int = 5
     limit_per_second: int = 40
     limit_seconds: int = 20
     minute_requests: int = 1000
@@ -55,6 +57,8 @@ QUICK = Sizes(
     memory_concurrency=(2, 6),
     starts=1,
     commands=5,
+    sandbox_commands=3,
+    sandbox_rounds=1,
     limit_seconds=2,
     minute_prompts=4,
     journals=(200,),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.faults import Fault, guarded
@@ -26,6 +26,7 @@ from swe.repository import place
 from swe.types import Instance, Prediction, Report
 from swe.verdict import counts_of, fingerprint, patch_sha, run_report
 from tools.environments.base import Backend, Environment, EnvironmentSpec, Limits, Owner
+from tools.environments.starts import Starts
 from tools.errors import RowFailed, ToolError, UsageProblem
 from tools.names import file_name
 
@@ -60,6 +61,7 @@ class EvaluationOptions(Struct, frozen=True, kw_only=True):
     variables: Mapping[str, str] = {}
     timeout: float = 1800.0
     concurrency: int = 4
+    starts: Starts = field(default_factory=Starts)
 
 
 class _Unfit(RowFailed):
@@ -192,7 +194,7 @@ class _Evaluation:
         if image:
             await options.backend.prepare(image)
         async with asyncio.timeout(options.timeout + _AROUND_SECONDS):
-            async with options.backend.open(self._spec(image)) as environment:
+            async with options.starts.open(options.backend, lambda: self._spec(image)) as environment:
                 return await self._judged(environment)
 
     def _spec(self, image: str) -> EnvironmentSpec:

@@ -42,7 +42,8 @@ _NAMES = {
     "docker_image": "image",
 }
 _TESTS = ("fail_to_pass", "pass_to_pass")
-_TEXTS = frozenset(Instance.__struct_fields__) - {*_TESTS, "rest"}
+_TEXTS = frozenset(Instance.__struct_fields__) - {*_TESTS, "pictures", "rest"}
+_ASSETS = "image_assets"
 _ID = re.compile(r"[^\s/\\\x00-\x1f]+")
 
 
@@ -81,7 +82,20 @@ def read_instance(row: dict[str, Any]) -> Instance:
         raise RowProblem("no instance_id")
     if not _ID.fullmatch(given["instance_id"]):
         raise RowProblem(f"instance_id {given['instance_id']!r} is blank or holds white space or a slash")
-    return Instance(**given, rest=rest)
+    return Instance(**given, pictures=_pictures(row.get(_ASSETS)), rest=rest)
+
+
+def _pictures(value: Any) -> tuple[str, ...]:
+    """Those of the problem, of an object (or the JSON text of one) as multimodal instances have it. Those that belong
+    to the patches stay where they are: they show the solution."""
+    try:
+        assets = msgspec.json.decode(value) if isinstance(value, str) and value.strip() else value or {}
+    except msgspec.DecodeError as error:
+        raise RowProblem(f"{_ASSETS} is neither an object nor the JSON text of one ({error})") from error
+    addresses = (assets.get("problem_statement") or []) if isinstance(assets, dict) else None
+    if not isinstance(addresses, list) or not all(isinstance(each, str) for each in addresses):
+        raise RowProblem(f"{_ASSETS} must be an object whose problem_statement is a list of addresses")
+    return tuple(dict.fromkeys(addresses))
 
 
 def _text(key: str, value: Any) -> str:

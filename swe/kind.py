@@ -18,11 +18,12 @@ from batch.dataset import Dataset
 from batch.facts import decode_facts
 from batch.kind import Ended, RunKind
 from batch.plan import backend_settings, rollout_policy
+from batch.prefetch import prefetch
 from batch.progress import counted, print_lines
 from batch.rows import parse_row
-from batch.settings import RunSettings, recorded, run_directory
+from batch.settings import RunSettings, at_once, recorded, run_directory
 from batch.spool import open_lines
-from batch.store import RunDirectory, indented, is_writable, replace_file, replacing
+from batch.store import indented, is_writable, replace_file, replacing
 from swe.evaluation import SUMMARY, EvaluationOptions, evaluate, read_reports, refuse_unreadable, write_reports
 from swe.instances import choose, is_file, load_instances
 from swe.predictions import write_predictions
@@ -32,10 +33,9 @@ from swe.steps import NO_PATCH, PATCHES, patch_path, stopped_path
 from swe.tasks import CWD, SENTINEL, SYSTEM, SYSTEM_OF_INSTANCES, prompt_rows, row_of
 from swe.types import Instance, Prediction, Report
 from swe.verdict import patch_sha
+from tools.environments.base import Backend
 from tools.environments.table import load_backend
-from tools.errors import RowFailed, UsageProblem
-
-PULLS_AT_ONCE = 4
+from tools.errors import UsageProblem
 
 
 def instances_of(settings: SweSettings, *, to_work: bool = False) -> list[Instance]:
@@ -77,27 +77,23 @@ class SweKind(RunKind):
                 "repo_cache": cache,
                 "exclude": json.dumps(settings.exclude),
                 "instances": settings.dataset,
+                "backend_settings": msgspec.json.encode(backend_settings(settings)).decode(),
             },
         )
 
     async def prepare(self, settings: RunSettings, dataset: Dataset, backend: str) -> None:
-        """Repositories into the cache, images onto this machine. A refusal leaves no dataset in a new run directory."""
+        """Repositories into the cache, images onto this machine."""
         settings = _swe(settings)
-        try:
-            if settings.evaluate:
-                refuse_unreadable(instances_of(settings))
-            if settings.dry_run:
-                self._look_at(settings)
-                return
-            if settings.repo_cache:
-                await asyncio.to_thread(fetch, Path(settings.repo_cache), instances_of(settings))
-            if settings.prefetch:
-                await _pull((parse_row(dataset.line(row)).image for row in range(len(dataset))), backend)
-        except UsageProblem:
-            directory = RunDirectory(run_directory(settings))
-            if dataset.path == str(directory.dataset_path) and not directory.manifest_path.exists():
-                directory.dataset_path.unlink()
-            raise
+        if settings.evaluate:
+            refuse_unreadable(instances_of(settings))
+        if settings.dry_run:
+            self._look_at(settings)
+            return
+        if settings.repo_cache:
+            await asyncio.to_thread(fetch, Path(settings.repo_cache), instances_of(settings))
+        if settings.prefetch:
+            images = (parse_row(dataset.line(row)).image for row in range(len(dataset)))
+            await _pull(images, load_backend(backend, backend_settings(settings)))
 
     def _look_at(self, settings: SweSettings) -> None:
         """What a run would refuse as it begins."""
@@ -192,22 +188,9 @@ def _new_file(path: Path | None) -> BinaryIO:
     return path.open("w+b")
 
 
-async def _pull(images: Iterable[str], backend_name: str) -> None:
-    backend = load_backend(backend_name)
-    free = asyncio.Semaphore(PULLS_AT_ONCE)
-    faults: list[str] = []
-
-    async def one(image: str) -> None:
-        async with free:
-            try:
-                await backend.prepare(image)
-            except RowFailed as error:
-                faults.append(f"{image}: {error}")
-
-    if backend.takes_images:
-        await asyncio.gather(*(one(image) for image in dict.fromkeys(images) if image))
-    if faults:
-        raise UsageProblem("\n".join([f"{counted(len(faults), 'image')} cannot be had:", *sorted(faults)[:10]]))
+async def _pull(images: Iterable[str], backend: Backend) -> None:
+    if faults := await prefetch(images, backend):
+        raise UsageProblem("\n".join([f"{counted(len(faults), 'image')} cannot be had:", *faults[:10]]))
 
 
 # --- what comes out of rows
@@ -296,7 +279,8 @@ def _evaluated(settings: SweSettings, ended: Ended) -> Path:
     directory = ended.directory
     if not settings.dataset:
         known = recorded(directory.read_manifest() or {}, SweSettings)
-        now = {name: getattr(settings, name) for name in ("evaluation_timeout", "concurrency", "quiet")}
+        names = ("evaluation_timeout", "concurrency", "max_sandboxes", "quiet")
+        now = {name: getattr(settings, name) for name in names}
         settings = msgspec.structs.replace(_swe(known), **now)
     if not settings.dataset:
         raise UsageProblem("evaluate: this run is not of instances; give --dataset NAME_OR_FILE")
@@ -357,7 +341,7 @@ def _evaluation_options(settings: SweSettings, ended: Ended) -> EvaluationOption
         volumes=policy.volumes,
         variables=policy.variables,
         timeout=settings.evaluation_timeout,
-        concurrency=settings.concurrency,
+        concurrency=at_once(settings),
     )
 
 

@@ -2,8 +2,10 @@
 
 Taken inside the sandbox in a private git directory that only borrows the repository's objects. So nothing that the
 agent did to the repository's own configuration, hooks, locks, index, branches or replaced objects has a say, and
-nothing of the repository is changed. The patch is written to a file there and read as bytes: it is exactly what git
-wrote. What it is against is kept aside before the agent comes: its history may be gone by the time of the patch.
+nothing of the repository is changed but this: what is no file (a named pipe) and stands where git would open one is
+removed, for git would wait for it without an end. The patch is written to a file there and read as bytes: it is exactly
+what git wrote. What it is against is kept aside before the agent comes: its history may be gone by the time of the
+patch.
 
 What counts is what stands in the working tree, against a tree: tracked files, files that are not ignored, and
 ignored ones that the agent added to its index. A repository that the agent made within it (without declaring a
@@ -12,17 +14,21 @@ submodule) counts as the files it holds: as a link to a commit that nobody else 
 
 import asyncio
 import re
-from collections.abc import Awaitable, Iterable, Iterator, Sequence, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from swe.git import GitFailed
+from swe.packs import unpack
 from tools.environments.base import CommandResult, Environment
 from tools.environments.script import quote, words
 from tools.errors import ToolError
 
 _T = TypeVar("_T")
+Origin = Callable[[], AsyncGenerator[bytes, None]]
+"""Gives a pack with the base's objects. Raises GitFailed."""
 
 MAX_BYTES = 50_000_000
 """Of a patch, and of an untracked file that goes into one."""
@@ -35,8 +41,9 @@ _LINK = "160000"
 _EMPTY_BLOB = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
 _PLACE = b".place-for-files"
 _NESTED_DEPTH = 8
+_HEADER = 260  # bytes at most before a file's first line in a patch, but for its name
 _NOTHING = "/dev/null"
-_ONLY_HERE = 6
+_NO_BASE, _ONLY_HERE = 3, 6
 _CANNOT_ADD = 128  # git's code when it died: nothing was added
 _ENCODED = re.compile(r"'(.+)' (?:from|if encoded as) ")
 _AS_IT_IS = b"%s !working-tree-encoding\n"
@@ -64,13 +71,26 @@ echo 'no place for temporary files'; exit 1"""
 
 _OPEN = b"""\
 cd -- "$W" || exit
+files_only() {
+  find "$@" ! -type d ! -type f -exec sh -c 'for f; do
+    if [ -p "$f" ] || [ -b "$f" ] || { [ -c "$f" ] && [ ! "$f" -ef /dev/null ]; }; then
+      rm -f -- "$f" || { chmod u+wx "${f%/*}" && rm -f -- "$f"; }
+    fi
+  done' sh {} + 2>/dev/null
+}
+files_only . -path ./.git -prune -o \\( -name '.git*' -o -path '*/.git/*' \\)
 D=.git C=.git P=
 if [ -f .git ]; then
+  x=$(sed -n 's/^gitdir: //p' .git)
+  [ ! -d "$x" ] || files_only "$x/"
+  [ ! -f "$x/commondir" ] || (cd -- "$x" && cd -- "$(cat commondir)" && files_only .)
   if x=$(git --git-dir=.git rev-parse --absolute-git-dir 2>&1); then
     D=$x C=$(git --git-dir=.git rev-parse --git-common-dir) || exit
   else P=$x; fi
-elif [ ! -d .git ]; then P="the repository is gone: there is no .git in $W"
+elif [ -d .git ]; then files_only .git/
+else P="the repository is gone: there is no .git in $W"
 fi
+[ ! -d "$K" ] || files_only "$K"
 [ -d "$C/objects" ] || P=${P:-the repository is broken: it has no objects}
 git init -q --bare --template= "$T/git" && mkdir -p "$T/git/info" "$T/git/objects/info" || exit
 for o in "$K/git/objects" "$C/objects"; do
@@ -102,6 +122,8 @@ then lists: what had been made before, what the agent's index adds, submodules, 
 The index keeps what the agent's knows of unchanged files, for speed, unless that one hides files from git; copied with
 its time, by which git knows what may have changed since. The refresh compares contents, so that only what differs is
 written as an object later."""
+
+_RECEIVE = "git --git-dir={folder}/git index-pack --stdin"
 
 _TRACK = b"""\
 cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
@@ -161,7 +183,8 @@ exit "$c"
 
 _SIZES = b"""\
 cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-git cat-file --batch-check='%(objectsize)' <"$T/ids" >"$T/sizes"
+git cat-file --batch-check='%(objectsize) %(objectsize:disk)' <"$T/ids" >"$T/sizes" &&
+git diff --cached --numstat -z --no-ext-diff --no-renames --ignore-submodules=none "$B" >"$T/lines"
 """
 
 _CHECK = b"""\
@@ -171,7 +194,7 @@ applied() (
   export GIT_INDEX_FILE="$T/git/clean"
   git read-tree "$1" && git apply --cached --whitespace=nowarn "$T/patch" 1>&2 && git write-tree --missing-ok
 )
-t=$(applied "$B" 2>&1) || { echo "$t"; exit 5; }
+t=$(applied "$B" 2>"$T/said") || { cat "$T/said"; exit 5; }
 git diff --cached --quiet --no-renames --ignore-submodules=none "$t" -- . "$@" ||
   { echo "applied, it gives other files than those it was taken from"; exit 5; }
 while read -r c; do said=$(applied "$c" 2>&1 </dev/null) && exit 0; done <"$T/bases"
@@ -215,13 +238,19 @@ class _Change(Struct, frozen=True):
 
 
 async def take(
-    environment: Environment, base: Base, *, exclude: Sequence[str] = (), seconds: float = _SECONDS
+    environment: Environment,
+    base: Base,
+    *,
+    exclude: Sequence[str] = (),
+    seconds: float = _SECONDS,
+    origin: Origin | None = None,
 ) -> Patch:
     """The patch from the base to what stands in the working tree; what was kept for it is removed. What `exclude`
     matches is left out: patterns as git's pathspecs have them, where `*` matches `/` too, or with `**` only that does.
+    `origin` is asked where the base is neither in the repository nor in what was kept of it.
     Raises EnvironmentLost; all else that goes wrong is told in the patch's `problem`."""
     try:
-        return await _in_time(_taken(environment, base, exclude), seconds)
+        return await _in_time(_taken(environment, base, exclude, origin), seconds)
     except (_Refused, ToolError) as error:
         return Patch(problem=str(error))
 
@@ -243,9 +272,10 @@ async def _in_time(work: Awaitable[_T], seconds: float) -> _T:
         raise _Refused(f"the patch could not be taken within {seconds:.0f} s") from None
 
 
-async def _taken(environment: Environment, base: Base, exclude: Sequence[str]) -> Patch:
+async def _taken(environment: Environment, base: Base, exclude: Sequence[str], origin: Origin | None) -> Patch:
     try:
         work = await _open_work(environment, base, [_excluding(pattern) for pattern in exclude if pattern])
+        work.origin = origin
         try:
             return await work.patch()
         finally:
@@ -284,6 +314,7 @@ class _Work:
 
     def __init__(self, environment: Environment, base: Base, folder: str, exclude: list[str]) -> None:
         self.folder = folder
+        self.origin: Origin | None = None
         self._environment = environment
         self._base = base
         self._exclude = [pattern.encode() for pattern in exclude]
@@ -332,8 +363,20 @@ class _Work:
 
     async def _open(self) -> None:
         await self._write(".gitconfig", _CONFIGURATION)
-        await self._run(_OPEN)
+        opened = await self._run(_OPEN, must=False)
+        if opened.exit_code == _NO_BASE and self.origin is not None:
+            await self._receive(self.origin, _said(opened))
+            opened = await self._run(_OPEN, must=False)
+        _refuse_failed(opened)
         await self._read_base()
+
+    async def _receive(self, origin: Origin, lacking: str) -> None:
+        """What the base is made of into the private git directory."""
+        command = f"exec {self._command(_RECEIVE.format(folder=_word(self.folder)))}"
+        try:
+            await unpack(self._environment, f"{_SEARCH}; {command}", origin(), cwd="/", seconds=_SECONDS)
+        except GitFailed as error:
+            raise _Refused(f"{lacking}, nor is its base to be had from elsewhere: {error}") from error
 
     async def _read_base(self) -> None:
         self._variables["B"] = (await self._read("base")).decode().strip()
@@ -401,15 +444,20 @@ class _Work:
         return await self._read("patch")
 
     async def _largest(self, changes: Sequence[_Change], size: int) -> set[bytes]:
-        """Of the files the largest, as many as come to `size`."""
+        """Of the files the largest, as many as leave out `size` bytes of the patch."""
         files = [each for each in changes if size and each.status != "D" and each.mode != _LINK]
         if not files:
             return set()
         await self._write("ids", b"".join(each.blob.encode() + b"\n" for each in files))
         await self._run(_SIZES)
-        sizes = map(int, (await self._read("sizes")).split())
+        sizes = [line.split() for line in (await self._read("sizes")).splitlines()]
+        lines = {name: added for added, _, name in (item.split(b"\t", 2) for item in await self._items("lines"))}
+        parts = [
+            (_part(each.name, int(whole), int(packed), lines.get(each.name, b"0")), each.name)
+            for each, (whole, packed) in zip(files, sizes, strict=True)
+        ]
         found = set()
-        for most, name in sorted(zip(sizes, (each.name for each in files), strict=True), reverse=True):
+        for most, name in sorted(parts, reverse=True):
             if size > 0:
                 found.add(name)
                 size -= most
@@ -448,16 +496,19 @@ class _Work:
     async def _run(self, script: bytes, arguments: Sequence[bytes] = (), *, must: bool = True) -> CommandResult:
         """A script with nothing of the agent's variables but, at its end, PATH."""
         await self._write("script", b"set -- " + words(*arguments) + script)
-        assignments = " ".join(f"{name}={_word(value)}" for name, value in self._variables.items())
         result = await self._environment.run(
-            f'({_SEARCH}; command env -i PATH="$PATH" HOME={_word(self.folder)} LC_ALL=C '
-            f"GIT_CONFIG_NOSYSTEM=1 {assignments} sh {_word(self.folder)}/script)",
+            f"({_SEARCH}; command {self._command(f'sh {_word(self.folder)}/script')})",
             timeout=_SECONDS * 10,  # the caller's limit comes first
             cwd="/",
         )
-        if must and result.exit_code != 0:
-            raise _Refused(_last_line(result, f"git ended with {result.exit_code}"))
+        if must:
+            _refuse_failed(result)
         return result
+
+    def _command(self, command: str) -> str:
+        assignments = " ".join(f"{name}={_word(value)}" for name, value in self._variables.items())
+        ours = "LC_ALL=C GIT_CONFIG_NOSYSTEM=1 GIT_ATTR_NOSYSTEM=1"
+        return f'env -i PATH="$PATH" HOME={_word(self.folder)} {ours} {assignments} {command}'
 
     async def _write(self, name: str, data: bytes) -> None:
         await self._environment.write(f"{self.folder}/{name}", data)
@@ -484,6 +535,12 @@ def _changes(raw: bytes) -> Iterator[_Change]:
     for about, name in zip(items[0::2], items[1::2], strict=False):
         _, mode, _, blob, status = about.decode().split(" ")
         yield _Change(mode, blob, status[:1], name)
+
+
+def _part(name: bytes, size: int, packed: int, lines: bytes) -> int:
+    """About how many bytes a new file is in a patch, rather too many: text has a sign before each line, binary (`lines`
+    is "-") is deflated, and 52 bytes of that become a line of 67."""
+    return _HEADER + 3 * len(name) + (packed * 67 // 52 if lines == b"-" else size + int(lines))
 
 
 def _excluding(pattern: str) -> str:
@@ -530,6 +587,11 @@ def _said(result: CommandResult) -> str:
     """The line that says what is wrong, which is not always the first."""
     lines = result.output.strip().splitlines() or [f"git ended with {result.exit_code}"]
     return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[0])[:300]
+
+
+def _refuse_failed(result: CommandResult) -> None:
+    if result.exit_code != 0:
+        raise _Refused(_last_line(result, f"git ended with {result.exit_code}"))
 
 
 def _last_line(result: CommandResult, otherwise: str) -> str:

@@ -11,11 +11,12 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from swe import git
 from swe.git import GitFailed
+from swe.packs import cached_commit, unpack
 from swe.types import Instance
 from tools.environments.base import Environment
 from tools.environments.locking import try_lock
@@ -181,21 +182,8 @@ async def _place(environment: Environment, source: Path, commit: str, cwd: str) 
         raise GitFailed("the sandbox has no git")
     if begun.exit_code:
         raise GitFailed(begun.output.strip()[-500:])
-    await _send(environment, source, commit, cwd)
+    unpacking = f"{_PLAIN}exec git index-pack --stdin"
+    await unpack(environment, unpacking, cached_commit(source, commit), cwd=cwd, seconds=PLACE_SECONDS)
     ended = await environment.run(f"C={commit}\n{_CHECK_OUT}", timeout=PLACE_SECONDS, cwd=cwd)
     if ended.exit_code:
         raise GitFailed(ended.output.strip()[-500:])
-
-
-async def _send(environment: Environment, source: Path, commit: str, cwd: str) -> None:
-    """Streams the commit with its tree, and nothing else, from git to git: neither holds it whole."""
-    unpack = await environment.start(f"{_PLAIN}exec git index-pack --stdin", cwd=cwd)
-    words = (f"--git-dir={source}", "pack-objects", "--quiet", "--stdout", "--revs", "--window=0", "--threads=1")
-    async with aclosing(git.stream(*words, stdin=f"--shallow {commit}\n{commit}\n".encode())) as pieces:
-        async for piece in pieces:
-            if unpack.exit_code() is not None:
-                break
-            await unpack.write(piece)
-    await unpack.close_stdin()
-    if await unpack.wait(PLACE_SECONDS) != 0:
-        raise GitFailed(f"git index-pack: {unpack.output().strip()[-500:]}")

@@ -114,9 +114,10 @@ LEFT_OUT = frozenset(
         *("search_provider", "search_url", "search_api_key", "allow_private_urls", "browser_program"),
         *("vision_model", "vision_base_url", "vision_api_key", "image_model", "image_base_url", "image_api_key"),
         *("tools_module", "mcp_servers"),
+        "prefetch_images",  # what `prefetch` does, but for the refusal
     }
 )
-"""Settings of other runs that have no meaning where the tool is the terminal."""
+"""Settings of other runs that have no meaning where the tool is the terminal, or another name."""
 
 
 def swe_options() -> tuple[Option, ...]:

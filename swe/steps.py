@@ -4,15 +4,18 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from agent.prompt import Prompt, Try
 from batch.store import replace_file
+from swe.origin import origin
 from swe.patch import Base, keep, take
 from swe.repository import place
-from tools.environments.base import Environment
+from tools.environments.base import BackendSettings, Environment
 from tools.errors import SetupFailed, ToolError
 from tools.names import file_name
 
@@ -55,12 +58,13 @@ class Start(Struct, frozen=True):
 
 class SweSteps:
     """See `agent.steps.Steps`. Options: `repo_cache` (a directory, "" for none), `exclude` (a JSON list), `instances`
-    ("" if the rows are prompts, whose field `swe` is nothing of ours)."""
+    ("" if the rows are prompts, whose field `swe` is nothing of ours), `backend_settings` (JSON)."""
 
     def __init__(self, options: Mapping[str, str], run_dir: Path) -> None:
         self._cache = Path(options["repo_cache"]) if options["repo_cache"] else None
         self._exclude: list[str] = json.loads(options["exclude"])
         self._instances = bool(options["instances"])
+        self._backend_settings = msgspec.json.decode(options["backend_settings"], type=BackendSettings)
         self._run_dir = run_dir
         self._starts: dict[tuple[str, int], Start] = {}
 
@@ -97,7 +101,9 @@ class SweSteps:
             return
         if start.problem:
             raise ToolError(NO_PATCH + start.problem)
-        patch = await take(environment, start.base, exclude=self._exclude)
+        instance = _instance(prompt) if self._instances else {}
+        again = partial(origin, environment, start.base, instance, self._cache, self._backend_settings)
+        patch = await take(environment, start.base, exclude=self._exclude, origin=again)
         path = patch_path(self._run_dir, which.task_id, which.row_key, which.sample_index, which.attempt)
         if not patch.data and path.exists() and path.stat().st_size:
             path.replace(stopped_path(path))

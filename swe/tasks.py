@@ -44,12 +44,14 @@ tests that decide are hidden.
 {problem}
 </problem>"""
 
+PICTURES = "Pictures that belong to it, which a terminal cannot show:"
+
 
 def row_of(instance: Instance, *, image_template: str, with_image: bool, cwd: str) -> bytes:
     """An instance as a line of the dataset, with nothing in it that gives its solution away."""
     row: dict[str, Any] = {
         "id": instance.instance_id,
-        "prompt": TASK_OF_INSTANCE.format(repo=instance.repo, problem=instance.problem_statement.strip()),
+        "prompt": TASK_OF_INSTANCE.format(repo=instance.repo, problem=_problem(instance)),
         "cwd": instance.cwd or cwd,
         "swe": {
             "repo": instance.repo,
@@ -61,6 +63,14 @@ def row_of(instance: Instance, *, image_template: str, with_image: bool, cwd: st
     if with_image:
         row["image"] = image_of(instance, image_template)
     return msgspec.json.encode(row) + b"\n"
+
+
+def _problem(instance: Instance) -> str:
+    """The statement, and the addresses of pictures that it does not name itself."""
+    text = instance.problem_statement.strip()
+    if others := [address for address in instance.pictures if address not in text]:
+        text += "\n\n" + PICTURES + "".join(f"\n- {address}" for address in others)
+    return text
 
 
 def prompt_rows(lines: Iterable[bytes]) -> Iterator[bytes]:

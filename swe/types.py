@@ -15,6 +15,7 @@ class Instance(Struct, frozen=True, kw_only=True):
     repo: str = ""  # owner/name
     base_commit: str = ""
     problem_statement: str = ""
+    pictures: tuple[str, ...] = ()  # addresses of those that the problem shows
     hints_text: str = ""
     patch: str = ""  # the gold patch
     test_patch: str = ""

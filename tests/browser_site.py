@@ -55,6 +55,10 @@ BUSY = "<title>Busy</title><button onclick='for (;;);'>Hang</button><p>still her
 INNER = """<title>Inner</title><body style="margin:0;overflow:hidden"><div style="height:100vh;overflow:auto">
 <div style="height:5000px">tall</div></div>"""
 
+HALVES = """<title>Halves</title><p id=text></p><img src=/picture><script>
+document.title = 'title \\ud800'; document.querySelector('#text').textContent = 'half \\udc00 \\ud83d\\ude00';
+document.images[0].alt = 'a \\ud800 dot'; console.log('\\ud83d'); alert('\\ud800')</script>"""
+
 GIF = b"GIF89a\1\0\1\0\x80\0\0\xff\xff\xff\0\0\0,\0\0\0\0\1\0\1\0\0\2\2D\1\0;"
 
 
@@ -70,13 +74,22 @@ class BrowserSite:
         self._runner: web.AppRunner | None = None
         pages = {"/shop": FORM, "/dialogs": DIALOGS, "/tabs": TABS, "/files": FILES, "/console": CONSOLE}
         pages |= {"/images": IMAGES, "/frames": FRAMES, "/framed": FRAMED, "/covered": COVERED, "/busy": BUSY}
-        self._pages = {**pages, "/inner": INNER, "/parts": PARTS}
+        self._pages = {**pages, "/inner": INNER, "/parts": PARTS, "/halves": HALVES}
 
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._counted])
         app.add_routes([web.get(path, self._page) for path in self._pages])
         handlers: list[Handler] = [self.found, self.slow, self.huge, self.redirect, self.holds, self.cookie, self.file]
-        handlers += [self.paper, self.large, self.trickle, self.endless, self.pending, self.picture, self.strict]
+        handlers += [
+            self.paper,
+            self.late,
+            self.large,
+            self.trickle,
+            self.endless,
+            self.pending,
+            self.picture,
+            self.strict,
+        ]
         app.add_routes([web.get(f"/{handler.__name__}", handler) for handler in handlers])
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
@@ -139,6 +152,11 @@ class BrowserSite:
     async def file(self, request: web.Request) -> web.Response:
         """A file to be saved."""
         return web.Response(body=b"a,b\n1,2\n", headers={"Content-Disposition": 'attachment; filename="report 1.csv"'})
+
+    async def late(self, request: web.Request) -> web.Response:
+        """A file to be saved, after a while."""
+        await asyncio.sleep(0.5)
+        return await self.file(request)
 
     async def paper(self, request: web.Request) -> web.Response:
         """A PDF."""

@@ -32,6 +32,8 @@ A rule says which requests it answers and how; the first that fits answers. All 
             error                 shorthand for the body {"error": ...}
             delay                 seconds before the answer
             stall                 true: no answer, ever
+            hold                  true: no answer before other rules are set
+            together              no answer before so many requests have been under way at once
             drip                  seconds between the answer's bytes, the head's too
             drop                  "before" an answer, or in the middle of its "body": the connection is cut
 
@@ -40,18 +42,25 @@ A rule says which requests it answers and how; the first that fits answers. All 
 
 import argparse
 import asyncio
+import atexit
+import importlib
 import json
+import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import msgspec
 from aiohttp import web
@@ -83,6 +92,8 @@ class Rule(Struct, kw_only=True, forbid_unknown_fields=True):
     error: Any = msgspec.UNSET
     delay: float = 0.0
     stall: bool = False
+    hold: bool = False
+    together: int = 0
     drip: float = 0.0
     drop: str = ""
     used: int = 0
@@ -207,9 +218,14 @@ class Endpoint:
         rule_body = _rule_body(rule, request)
         if rule.stall:
             await asyncio.Event().wait()
+        while self._is_held(rule):  # noqa: ASYNC110 - what it waits for changes in many ways
+            await asyncio.sleep(0.01)
         if rule.drop or rule.drip:
             return await _raw_answer(http, rule, rule_body)
         return self._reply(rule.status, rule.headers, rule_body)
+
+    def _is_held(self, rule: Rule) -> bool:
+        return self.stats.peak < rule.together or (rule.hold and any(rule is each for each in self.rules))
 
     def _reply(self, status: int, headers: dict[str, str], body: bytes) -> web.Response:
         self.stats.statuses[status] += 1
@@ -334,6 +350,71 @@ def _offers_terminal(body: dict[str, Any]) -> bool:
     return any(tool["function"]["name"] == "terminal" for tool in body.get("tools", []))
 
 
+class _Nursery:
+    """A process that has loaded a module of servers and forks itself for each server that is asked for: starting Python
+    anew takes ten times as long. It ends with the process that made it."""
+
+    def __init__(self, module: str) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            words = [sys.executable, "-m", "tests.endpoint", "--forks", module, "--line", str(theirs.fileno())]
+            self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()], cwd=Path(__file__).parent.parent)
+        atexit.register(self._end)
+
+    def fork(self, arguments: Sequence[str]) -> "_Fork":
+        """The module's `main` with these arguments, as a process."""
+        reading, writing = os.pipe()
+        try:
+            socket.send_fds(self._line, [json.dumps(arguments).encode()], [writing])
+        finally:
+            os.close(writing)
+        return _Fork(int(self._line.recv(64)), os.fdopen(reading))
+
+    def _end(self) -> None:
+        self._line.close()
+        self._process.wait()
+
+
+class _Fork:
+    """A process of a nursery, and what it prints."""
+
+    def __init__(self, pid: int, output: TextIO) -> None:
+        self._pid = pid
+        self.output = output
+
+    def end(self) -> None:
+        """SIGTERM, and until it has ended."""
+        with suppress(ProcessLookupError), self.output:
+            os.kill(self._pid, signal.SIGTERM)
+            self.output.read()
+
+
+_nursery = cache(_Nursery)
+
+
+def _be_forked(module: str, line: socket.socket) -> None:
+    """The nursery's side: until the other side is closed."""
+    main = importlib.import_module(module).main
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead leave nothing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the other side ends us
+    while True:
+        words, files, _, _ = socket.recv_fds(line, 1 << 16, 1)
+        if not words:
+            return
+        if pid := os.fork():
+            line.send(str(pid).encode())
+            os.close(files[0])
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        line.close()
+        os.dup2(files[0], 1)
+        os.close(files[0])
+        sys.argv = [module, *json.loads(words)]
+        main()
+        os._exit(0)  # the interpreter's own end would take longer
+
+
 class EndpointProcess:
     """The endpoint as a process of its own, for tests without an event loop."""
 
@@ -344,18 +425,12 @@ class EndpointProcess:
     ) -> None:
         self._rules = rules or []
         self._arguments = ["--port", str(port), "--calls", str(calls), "--latency", str(latency)]
-        self._process: subprocess.Popen[str] | None = None
+        self._process: _Fork | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", self.module, *self._arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-        )
-        assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().strip()
+        self._process = _nursery(self.module).fork(self._arguments)
+        self.url = self._process.output.readline().strip()
         if self._rules:
             self.set_rules(self._rules)
         return self
@@ -364,8 +439,7 @@ class EndpointProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process is not None
-        self._process.terminate()
-        self._process.communicate()
+        self._process.end()
 
     def stats(self) -> dict[str, Any]:
         """`Stats` as JSON gives them."""
@@ -403,7 +477,12 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=1)
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--rules", "--script", type=Path)
+    parser.add_argument("--forks", metavar="MODULE", help=argparse.SUPPRESS)
+    parser.add_argument("--line", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.forks:
+        _be_forked(options.forks, socket.socket(fileno=options.line))
+        return
     rules = json.loads(options.rules.read_text(encoding="utf-8")) if options.rules else []
     asyncio.run(serve(Endpoint(rules, calls=options.calls, latency=options.latency, port=options.port)))
 

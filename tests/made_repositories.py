@@ -255,7 +255,10 @@ DRAINS = Made(
     },
     fail_to_pass=["tests/test_drains.py::test_order"],
     pass_to_pass=["tests/test_drains.py::test_empty"],
-    commands=["printf 'def drain(queue):\\n    while True:\\n        pass\\n' > drains.py"],  # its tests never end
+    commands=[  # its tests never end, unless /flags/crash is there
+        'printf \'import os\\n\\n\\ndef drain(queue):\\n    while not os.path.exists("/flags/crash"):\\n        pass\\n'
+        "    os._exit(9)\\n' > drains.py"
+    ],
     verdict="error",
 )
 

@@ -53,6 +53,10 @@ class SetupFailed(RowFailed):
     error_class = "setup_failed"
 
 
+class SandboxRefused(SetupFailed):
+    """What was asked of the sandbox cannot be had from this backend: starting it again would not help."""
+
+
 class SetupTimeout(RowFailed):
     """Making the sandbox ready took longer than the row had."""
 

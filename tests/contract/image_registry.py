@@ -3,8 +3,10 @@
 Format: https://distribution.github.io/distribution/spec/api/ and its image manifest, version 2, schema 2.
 """
 
+import base64
 import gzip
 import hashlib
+import io
 import json
 import subprocess
 import tarfile
@@ -21,6 +23,25 @@ def saved(image: str, path: Path) -> Path:
     """The image as an archive of `docker save`."""
     subprocess.run(["docker", "save", "-o", str(path), image], check=True)
     return path
+
+
+def with_architecture(name: str, archive: Path, other: Path) -> Path:
+    """The same archive, its image said to be for that kind of machine."""
+    with tarfile.open(archive) as tar, tarfile.open(other, "w") as out:
+        contents = {member.name: (member, tar.extractfile(member)) for member in tar}
+        listed = contents["manifest.json"][1]
+        assert listed is not None
+        described = json.load(listed)[0]["Config"]
+        for path, (member, file) in contents.items():
+            data = file.read() if file and path != "manifest.json" else b""
+            if path == described:
+                data = json.dumps({**json.loads(data), "architecture": name}).encode()
+            if path == "manifest.json":
+                listed.seek(0)
+                data = listed.read()
+            member.size = len(data)
+            out.addfile(member, io.BytesIO(data))
+    return other
 
 
 def _blob(kind: str, data: bytes) -> tuple[dict[str, object], bytes]:
@@ -53,12 +74,19 @@ def _members(archive: Path) -> tuple[bytes, dict[str, bytes]]:
 
 
 @asynccontextmanager
-async def registry(archive: Path) -> AsyncIterator[str]:
-    """HOST:PORT; the image is `box`, with any tag but `none`."""
+async def registry(archive: Path, *, login: str = "", asked: list[str] | None = None) -> AsyncIterator[str]:
+    """HOST:PORT; the image is `box`, with any tag but `none`. It serves nobody but `login`, a USER:PASSWORD, if given;
+    `asked` gets the tags and digests of the manifests asked for."""
     manifest, blobs = _members(archive)
+    expected = f"Basic {base64.b64encode(login.encode()).decode()}" if login else None
 
     async def answer(request: web.Request) -> web.Response:
+        if expected and request.headers.get("Authorization") != expected:
+            refusal = {"errors": [{"code": "UNAUTHORIZED", "message": "authentication required"}]}
+            return web.json_response(refusal, status=401, headers={"WWW-Authenticate": 'Basic realm="here"'})
         kind, _, name = request.path.removeprefix("/v2/").removeprefix("box/").partition("/")
+        if kind == "manifests" and asked is not None:
+            asked.append(name)
         if kind == "manifests" and name != "none":
             return web.Response(body=manifest, content_type=f"{_TYPE}distribution.manifest.v2+json")
         if kind == "blobs" and name in blobs:

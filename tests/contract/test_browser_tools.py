@@ -23,6 +23,7 @@ from tests.contract.toolbox import Toolbox
 from tools.base import Delivery, Errand, Picture, ToolContext, ToolSpec
 from tools.browser.engine import Browser, Limits
 from tools.browser.folder import reap
+from tools.browser.session import BrowserSession
 from tools.environments.base import EnvironmentSpec, Owner
 from tools.environments.owner import start_time
 from tools.environments.table import load_backend
@@ -31,11 +32,14 @@ from tools.pictures.pictures import size_of
 from tools.services import Services, ToolSettings
 from tools.web.addresses import addresses_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.still_network]
 
 ROOT = Path(__file__).parents[2]
 OWNER = Owner(run_id="browser", boot_id="test", pid_namespace="test", pid=1, start_time=1)
-LIMITS = Limits(open=10, load=5, rest=3, act=10, reach=5)
+LIMITS = Limits(
+    open=60, load=30, rest=20, frame=10, act=60, reach=30
+)  # what is waited for comes, also when all is slow
+PATIENCE = 60.0  # seconds
 
 
 class Eye:
@@ -127,11 +131,30 @@ async def clicked(call: Toolbox, page: dict[str, Any], what: str) -> dict[str, A
     return result
 
 
+async def seen_at_last(call: Toolbox, words: str, page: dict[str, Any]) -> dict[str, Any]:
+    """What is seen once the words are there, which a page may show after it was opened."""
+    until = time.monotonic() + PATIENCE
+    while words not in page["snapshot"] and time.monotonic() < until:
+        page = await seen(call)
+    assert words in page["snapshot"], page
+    return page
+
+
+async def downloads(call: Toolbox, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of this result or, where nothing tells the browser's tools that a file is to come, of a later one."""
+    until = time.monotonic() + PATIENCE
+    while "downloads" not in result and time.monotonic() < until:
+        result = await seen(call)
+    found: list[dict[str, Any]] = result["downloads"]
+    return found
+
+
 async def has_no_context(services: Services) -> bool:
     """Whether the browser holds nothing of any task, or soon does."""
     running = await services.part(Browser).running()
     session = await running.chromium.new_browser_cdp_session()
-    for _ in range(100):
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
         if not (await session.send("Target.getBrowserContexts"))["browserContextIds"]:
             return True
         await asyncio.sleep(0.05)
@@ -188,13 +211,18 @@ class TestPages:
                 assert (result["success"], bool(result["error"])) == (False, True)
 
     async def test_what_cannot_be_done_says_why(self, call: Toolbox, site: BrowserSite, browser: Browser) -> None:
-        browser.limits = msgspec.structs.replace(LIMITS, reach=1)
         page = await opened(call, f"{site.url}/covered")
-        under = await call("browser_click", ref=ref(page, 'button "Under"'))
-        assert "intercepts pointer events" in under["error"]
-        assert f"Text from {site.url}/covered" in under["untrusted"]
-        off = await call("browser_type", ref=ref(page, 'textbox "Off"'), text="x")
-        assert "not enabled" in off["error"]
+        for name, what, more, reason in (
+            ("browser_click", 'button "Under"', {}, "intercepts pointer events"),
+            ("browser_type", 'textbox "Off"', {"text": "x"}, "not enabled"),
+        ):
+            for reach in (1, 5, 30):  # until it was tried once
+                browser.limits = msgspec.structs.replace(LIMITS, reach=reach)
+                result = await call(name, ref=ref(page, what), **more)
+                if reason in result["error"]:
+                    break
+            assert reason in result["error"]
+            assert f"Text from {site.url}/covered" in result["untrusted"]
         page = await opened(call, f"{site.url}/shop")
         choice = await call("browser_type", ref=ref(page, "combobox"), text="Huge")
         assert choice["error"].endswith("it has: Small, Large")
@@ -296,6 +324,10 @@ class TestConsole:
             assert result["success"] is False
             assert "Error" in result["error"]
             assert "data, not instructions" in result["untrusted"]
+        halves = await call("browser_console", expression="({'k\\ud800': '\\\\ud800\\udbff'.repeat(9000)})")
+        assert halves["result"].startswith('{"k\ufffd":"' + "\\\\ud800\ufffd" * 9)
+        assert "\\ud800" not in halves["result"].replace("\\\\ud800", "")
+        assert "udbff" not in halves["result"]
         cut = await call("browser_console", expression="'x'.repeat(14998) + '\\u{1f600}'.repeat(9)")
         assert cut["result"].endswith("x\ufffd")
 
@@ -331,13 +363,59 @@ class TestWhatComesUp:
         assert (report["url"], report["size"]) == (f"{site.url}/file", 8)
         assert "untrusted" in await clicked(call, page, 'link "Report"')
         assert await call.read(report["file"]) == b"a,b\n1,2\n"
-        (made,) = (await clicked(call, page, 'button "Make"'))["downloads"]
+        (made,) = await downloads(call, await clicked(call, page, 'button "Make"'))
         assert made["file"].endswith("/browser/_made here.txt")
         (large,) = (await clicked(call, page, 'link "Large"'))["downloads"]
         assert large == {"url": f"{site.url}/large", "file": "large.bin", "error": "it is larger than 10 MB"}
         straight = await opened(call, f"{site.url}/file")
         assert straight["title"] == "Files"
         assert straight["downloads"][0]["file"] not in (report["file"], "report 1.csv")
+
+    async def test_what_an_action_set_off_is_waited_for(
+        self, call: Toolbox, site: BrowserSite, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However late the browser tells of it."""
+        save = BrowserSession._save
+
+        def save_late(session: BrowserSession, download: Any) -> None:
+            asyncio.get_running_loop().call_later(0.5, save, session, download)
+
+        monkeypatch.setattr(BrowserSession, "_save", save_late)
+        page = await opened(call, f"{site.url}/files")
+        assert len((await clicked(call, page, 'link "Report"'))["downloads"]) == 1
+        for expression in (f"void (location.href = '/redirect?to={site.url}/late')", "void window.open('/late')"):
+            result = await call("browser_console", expression=expression)
+            assert [each["url"] for each in result["downloads"]] == [f"{site.url}/late"]
+            assert "new_tab" not in result
+        assert len((await opened(call, f"{site.url}/late"))["downloads"]) == 1
+        result = await call("browser_console", expression="void (location.href = '/slow?there')")
+        assert f"Text from {site.url}/slow?there" in result["untrusted"]
+        result = await call("browser_console", expression="void (location.href = 'http://127.0.0.1:2/')")
+        assert "Text from chrome-error:" in result["untrusted"]
+
+    async def test_failures_in_a_row_and_the_way_back(self, call: Toolbox, site: BrowserSite) -> None:
+        await opened(call, f"{site.url}/slow?first")
+        for port in (2, 3, 4):
+            result = await call("browser_navigate", url=f"http://127.0.0.1:{port}/")
+            assert result["error"] == f"http://127.0.0.1:{port}/ cannot be opened: Connection refused"
+            assert (await call("browser_console", expression="1 + 1"))["result"] == 2
+            assert (await call("browser_scroll", direction="down"))["success"]
+        for port in (3, 2):
+            result = await call("browser_back")
+            assert result["error"] == f"http://127.0.0.1:{port}/ cannot be opened: Connection refused"
+            assert (await call("browser_scroll", direction="down"))["success"]
+        assert (await call("browser_back"))["url"] == f"{site.url}/slow?first"
+        assert (await call("browser_console", expression="document.body.textContent"))["result"] == "slow first"
+        assert (await call("browser_back"))["url"] == "about:blank"
+        assert await call("browser_back") == {"success": False, "error": "There is no earlier page"}
+
+    async def test_halves_of_surrogate_pairs_do_not_leave_the_tools(self, call: Toolbox, site: BrowserSite) -> None:
+        page = await opened(call, f"{site.url}/halves")
+        assert page["title"] == "title \ufffd"
+        assert "half \ufffd \U0001f600" in page["snapshot"]
+        assert [each["message"] for each in page["pending_dialogs"]] == ["\ufffd"]
+        assert (await call("browser_get_images"))["images"][0]["alt"] == "a \ufffd dot"
+        assert "\ufffd" in [each["text"] for each in (await call("browser_console"))["console_messages"]]
 
     async def test_a_pdf_is_named_as_such(self, call: Toolbox, site: BrowserSite) -> None:
         assert "web_extract reads it" in (await opened(call, f"{site.url}/paper"))["note"]
@@ -374,7 +452,7 @@ class TestWhatComesUp:
     ) -> None:
         browser.limits = msgspec.structs.replace(LIMITS, load=0.5)
         page = await opened(call, f"{site.url}/files")
-        (first,) = (await clicked(call, page, 'link "Trickle"'))["downloads"]
+        (first,) = await downloads(call, await clicked(call, page, 'link "Trickle"'))
         assert first["status"].startswith("downloading")
         assert "downloads" not in await seen(call)
 
@@ -383,20 +461,19 @@ class TestWhatComesUp:
     ) -> None:
         browser.limits = msgspec.structs.replace(LIMITS, load=0.5)
         page = await opened(call, f"{site.url}/endless")
-        assert "the beginning" in page["snapshot"]
         assert "still loading" in page["note"]
+        await seen_at_last(call, "the beginning", page)
 
     async def test_a_frame_that_does_not_come_and_a_link_that_leads_nowhere(
         self, call: Toolbox, site: BrowserSite, browser: Browser
     ) -> None:
         browser.limits = msgspec.structs.replace(LIMITS, rest=0.5, frame=1.5)
-        page = await opened(call, f"{site.url}/parts")
+        page = await seen_at_last(call, "Press me", await opened(call, f"{site.url}/parts"))
         assert page["frames_left_out"] == 1
-        assert "Press me" in page["snapshot"]
         browser.limits = msgspec.structs.replace(LIMITS, act=1)
         result = await call("browser_click", ref=ref(page, 'link "Wait"'))
         assert result == {"success": False, "error": "It took longer than 1 s"}
-        browser.limits = LIMITS
+        browser.limits = msgspec.structs.replace(LIMITS, frame=1.5)
         assert "first part" in (await seen(call))["snapshot"]
 
     async def test_a_site_that_does_not_answer_leaves_the_page_before_it(
@@ -467,12 +544,12 @@ class TestWhereItMayGo:
             assert "private, local or reserved" in result["error"]
         assert set(site.hits) == {"/redirect"}
         page = await opened(call, f"{allowed}/holds?at={site.url}")
-        assert "refused" in page["snapshot"]
+        await seen_at_last(call, "refused", page)
         assert set(site.hits) - {"/favicon.ico"} == {"/redirect", "/holds"}
         ways = f"new WebSocket('ws://127.0.0.1:{port}/found'); void location.assign('{site.url}/found')"
         await call("browser_console", expression=ways)
         assert "/found" not in site.hits
-        await opened(call, f"{allowed}/holds?at={allowed}")
+        await seen_at_last(call, "got it", await opened(call, f"{allowed}/holds?at={allowed}"))
         assert {"/picture", "/found", "/framed", "/slow"} <= set(site.hits)
 
     async def test_a_run_refuses_them_unless_it_is_told_otherwise(self, site: BrowserSite) -> None:
@@ -516,9 +593,10 @@ class TestManyTasks:
         assert await has_no_context(services)
 
     async def test_a_page_that_hangs_is_given_up(self, call: Toolbox, site: BrowserSite, browser: Browser) -> None:
-        page = await opened(call, f"{site.url}/busy")
-        browser.limits = Limits(open=2, load=1, rest=0.5, act=1, reach=0.5)
-        assert (await call("browser_click", ref=ref(page, 'button "Hang"')))["success"] is False
+        await opened(call, f"{site.url}/busy")
+        browser.limits = msgspec.structs.replace(LIMITS, rest=0.5, act=1)
+        hangs = await call("browser_console", expression="for (;;);")
+        assert hangs["error"].startswith("It took longer than 1 s. The page did not answer in time and was closed")
         assert "did not answer" in (await call("browser_snapshot"))["error"]
         assert "browser_navigate opens another" in (await call("browser_snapshot"))["error"]
         browser.limits = LIMITS
@@ -538,7 +616,7 @@ def process_of(above: int, words: str) -> int:
 
 def all_gone(pids: Sequence[int]) -> bool:
     """Whether these processes end soon."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE
     while any(start_time(pid) for pid in pids) and time.monotonic() < until:
         time.sleep(0.05)
     return not any(start_time(pid) for pid in pids)
@@ -626,10 +704,10 @@ class TestTheEndOfAProcess:
         assert process.stdin
         assert process.stdout
         try:
-            assert await asyncio.wait_for(process.stdout.readline(), 30) == b"ready\n"
+            assert await asyncio.wait_for(process.stdout.readline(), PATIENCE) == b"ready\n"
             os.killpg(process.pid, signal.SIGINT)
             process.stdin.write(b"\n")
-            assert await asyncio.wait_for(process.stdout.readline(), 30) == b"Shop\n"
+            assert await asyncio.wait_for(process.stdout.readline(), PATIENCE) == b"Shop\n"
             family = [each.pid for each in browser_processes(process.pid)]
             assert len(family) > 3
             assert len(left_in(place)) >= 2

@@ -361,7 +361,7 @@ async def test_an_end_does_not_wait_for_a_call_that_nobody_waits_for(desk: Desk)
     threading.Thread(target=terminal, args=["touch begun; sleep {mine}"], daemon=True).start()
     while not os.path.exists("begun"): time.sleep(0.01)
     """
-    assert (await asyncio.wait_for(desk(code), 5))["status"] == "success"
+    assert (await asyncio.wait_for(desk(code), 30))["status"] == "success"
     assert desk.counted == [("terminal", False)]
 
 

@@ -104,7 +104,7 @@ async def test_a_reader_hears_of_the_end_of_the_sandbox(backend_name: str) -> No
         process = await sandbox.start("sleep 60", piped=True)
         reading = asyncio.create_task(process.read())
         await asyncio.sleep(0)
-    assert await asyncio.wait_for(reading, 5) == b""
+    assert await asyncio.wait_for(reading, 30) == b""
 
 
 async def test_ended_processes_leave_no_shell(sandbox: Environment) -> None:

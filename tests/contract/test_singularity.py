@@ -14,17 +14,22 @@ import pytest
 from tests.contract.environments import IMAGES, bytes_of, eventually, open_sandbox, printed
 from tests.contract.image_registry import registry, saved
 from tools.environments import singularity_images
-from tools.environments.singularity import SINGULARITY, SingularityBackend, _refuse_without_limits
+from tools.environments.base import BackendSettings
+from tools.environments.hosted import tried
+from tools.environments.singularity import SingularityBackend, _refuse_without_limits
+from tools.environments.table import load_backend
 from tools.errors import EnvironmentLost, ImagePullFailed, ImageUnavailable, SetupFailed, ToolError
 
 ROOT = Path(__file__).parents[2]
+SINGULARITY = SingularityBackend()
 USER = "batch-runner-test"
 BOX = "batch-runner-test:box"
 SHELL = str(Path(IMAGES["singularity"]).with_name("sh"))
 PREPARE = """
 import asyncio, sys
-from tools.environments.singularity import SINGULARITY
-asyncio.run(SINGULARITY.prepare(sys.argv[1]))
+from tools.environments.hosted import tried
+from tools.environments.singularity import SingularityBackend
+asyncio.run(SingularityBackend().prepare(sys.argv[1]))
 """
 ORDINARY = """
 import asyncio, concurrent.futures.thread, os, pwd, sys  # what comes late may be out of that user's reach
@@ -33,10 +38,11 @@ from tests.contract.environments import IMAGES, make_spec, printed
 from tools.environments.base import Limits
 
 async def main():
-    assert await backend.SINGULARITY.check() == ""
-    await backend.SINGULARITY.reap()
+    singularity = backend.SingularityBackend()
+    assert await singularity.check() == ""
+    await singularity.reap()
     spec = make_spec(image=IMAGES["singularity"], limits=Limits(memory_mb=300, pids=64, network="none"))
-    async with backend.SINGULARITY.open(spec) as sandbox:
+    async with singularity.open(spec) as sandbox:
         print(await printed(sandbox, sys.stdin.read()))
 
 me = pwd.getpwnam(sys.argv[1])
@@ -89,7 +95,7 @@ def preparing(image: str) -> "subprocess.Popen[bytes]":
 
 
 def built(cache: Path) -> list[Path]:
-    return [place for place in cache.iterdir() if place.suffix != ".lock"]
+    return [place for place in cache.glob("*") if place.suffix != ".lock"]
 
 
 async def runs(image: str) -> None:
@@ -184,6 +190,13 @@ async def test_a_build_has_its_time(cache: Path, calls: Path) -> None:
     assert built(cache) == [], "the program is gone"
 
 
+async def test_a_cache_of_ones_own(cache: Path, tmp_path: Path) -> None:
+    backend = load_backend("singularity", BackendSettings(singularity_cache=str(tmp_path / "mine")))
+    await backend.prepare(f"docker-daemon:{BOX}")
+    assert len(built(tmp_path / "mine")) == 1
+    assert built(cache) == []
+
+
 async def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("APPTAINER_CACHEDIR", str(tmp_path / "file"))
@@ -244,6 +257,21 @@ async def test_a_container_that_is_killed_is_lost() -> None:
 def test_root_without_control_groups_is_refused() -> None:
     with pytest.raises(SetupFailed, match="control groups"):
         _refuse_without_limits(has_groups=False)
+
+
+async def test_a_check_that_is_cut_off_leaves_no_process(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    check = asyncio.create_task(tried(["sh", "-c", f"echo $$ >{told}; exec sleep 600"]))
+
+    async def begun() -> bool:
+        return told.exists() and told.read_text().endswith("\n")
+
+    assert await eventually(begun, 30)
+    check.cancel()
+    await asyncio.wait({check}, timeout=30)
+    assert check.cancelled()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
 
 
 async def test_what_check_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class Program:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        self._heard = b""
         if stdin is not None and self.process.stdin is not None:
             self.process.stdin.write(stdin)
             self.process.stdin.close()
@@ -97,8 +98,18 @@ class Program:
         return [each for each in self.tree() if _is_worker(each, self.process.pid, marks)]
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """As Ctrl-C in a terminal does: to every process of the group."""
+        """As Ctrl-C in a terminal does: to every process of the group. The parent has taken it then: a second
+        one of the same number would be lost otherwise."""
         os.killpg(self.process.pid, number)
+        wait_until(lambda: not _is_pending(self.process.pid, number))
+
+    def hear(self, words: str) -> None:
+        """Waits until they stand on stderr."""
+        assert self.process.stderr is not None
+        while words.encode() not in self._heard:
+            more = os.read(self.process.stderr.fileno(), 1 << 16)
+            assert more, self._heard.decode()
+            self._heard += more
 
     def kill_all(self) -> None:
         """SIGKILL to everything at once."""
@@ -111,7 +122,18 @@ class Program:
     def end(self, timeout: float = 60) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
         out, err = self.process.communicate(timeout=timeout)
-        return self.process.returncode, out.decode(), err.decode()
+        return self.process.returncode, out.decode(), (self._heard + err).decode()
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    """Whether a signal waits for the process to take it; what has ended takes none."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    pending = int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)
+    return not fields["State"].strip().startswith("Z") and bool(pending >> (number - 1) & 1)
 
 
 def _is_worker(process: psutil.Process, parent: int, marks: Sequence[str]) -> bool:
@@ -138,6 +160,13 @@ def run_program(
         return program.end(timeout)
 
 
+def started_with(folder: Path, code: str) -> str:
+    """PYTHONPATH of a program that runs this code first."""
+    (folder / "first").mkdir()
+    (folder / "first" / "sitecustomize.py").write_text(code)
+    return f"{folder / 'first'}{os.pathsep}{ROOT}"
+
+
 def is_gone(pid: int) -> bool:
     """Whether the process has ended."""
     try:
@@ -146,7 +175,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
     """Looks until it is true."""
     until = time.monotonic() + seconds
     while not true():

@@ -116,7 +116,7 @@ def test_a_row_that_runs_out_of_time_keeps_its_children(tmp_path: Path) -> None:
         {"prompt": "both", "turns": [delegates("slow", "quick"), says("never")]},
     ]
     flags = flags_of(tmp_path, [{"prompt": "both"}], rules)
-    assert run_program(*flags, "--timeout=3", home=tmp_path)[0] == 0
+    assert run_program(*flags, "--timeout=5", home=tmp_path)[0] == 0
     (row,) = merged(tmp_path / "data/r")
     assert (row["status"], row["api_calls"], row["requests"]) == ("timeout", 1, 3)
     assert row["tool_stats"]["delegate_task"] == {"count": 1, "success": 0, "failure": 1}

@@ -1,7 +1,6 @@
 """A summarizer that fails or goes away, processes that are killed, full disks: nothing is lost or paid for twice."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from tests.e2e.compressing import (
     summarizer,
     without_metrics,
 )
-from tests.e2e.program import ROOT, Program, read_lines, wait_until, write_dataset
+from tests.e2e.program import Program, read_lines, started_with, wait_until, write_dataset
 from tests.endpoint import EndpointProcess
 from tests.unit.tokenizers_made import make_tokenizer
 
@@ -64,35 +63,52 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", list(BROKEN))
-def test_without_a_summary_a_row_stays_as_it_was_and_is_tried_again(kind: str, folder: Path) -> None:
-    with EndpointProcess(rules=[BROKEN[kind]]) as endpoint:
-        code, out, err = compress(*against(endpoint.url), *QUICK, home=folder)
+def marked(number: int, mark: str) -> dict[str, Any]:
+    """A long row whose calls have a mark, and so all that is asked about it."""
+    text = json.dumps(row(number))
+    assert "cat " in text
+    return dict(json.loads(text.replace("cat ", f"cat {mark}/")))
+
+
+@pytest.mark.parametrize("kinds", [list(BROKEN)[::2], list(BROKEN)[1::2]], ids=" and ".join)
+def test_without_a_summary_a_row_stays_as_it_was_and_is_tried_again(kinds: list[str], tmp_path: Path) -> None:
+    """Every row is answered in a way of its own; a short one is among them."""
+    marks = [f"mark{number}" for number in range(len(kinds))]
+    long = [marked(number, mark) for number, mark in enumerate(marks)]
+    write_dataset(tmp_path / "in.jsonl", [long[0], row(len(long), exchanges=1), *long[1:]])
+    fates = [True, False, *[True] * (len(kinds) - 1)]
+    with EndpointProcess(
+        rules=[{"has": mark, **BROKEN[kind]} for mark, kind in zip(marks, kinds, strict=True)]
+    ) as endpoint:
+        code, out, err = compress(*against(endpoint.url), *QUICK, home=tmp_path)
         assert code == 1, out + err
-        assert endpoint.stats()["requests"] == 3 * 2
-        assert unchanged(folder)
-        assert [each["failed"] for each in metrics_of(folder / "out.jsonl")] == [True, False, True, True]
-        first = metrics_of(folder / "out.jsonl")[0]
-        assert first["error"]
-        assert (first["summarization_api_calls"], first["summarization_errors"], first["tokens_saved"]) == (2, 2, 0)
-        told = file_metrics(folder / "out_metrics.json")
-        assert told["summary"]["trajectories_failed"] == 3
-        assert told["summary"]["total_trajectories"] == 4
+        assert endpoint.stats()["requests"] == len(kinds) * 2
+        assert unchanged(tmp_path)
+        first = metrics_of(tmp_path / "out.jsonl")
+        assert [each["failed"] for each in first] == fates
+        assert [bool(each["error"]) for each in first] == fates
+        counts = {(each["summarization_api_calls"], each["summarization_errors"]) for each in first if each["failed"]}
+        assert counts == {(2, 2)}
+        assert {each["tokens_saved"] for each in first} == {0}
+        told = file_metrics(tmp_path / "out_metrics.json")
+        assert told["summary"]["trajectories_failed"] == len(kinds)
+        assert told["summary"]["total_trajectories"] == len(kinds) + 1
         assert told["summarization"]["success_rate"] == 0.0
-        assert len(told["failed"]) == 3
+        assert len(told["failed"]) == len(kinds)
         endpoint.set_rules([SAID])
         again = out.splitlines()[-1]
         assert again.endswith("--resume")
-        code, out, err = compress(*again.split()[2:], home=folder)
+        code, out, err = compress(*again.split()[2:], home=tmp_path)
         assert code == 0, out + err
-        assert endpoint.stats()["requests"] == 3 * 2 + 3
-    rows_told = metrics_of(folder / "out.jsonl")
-    assert [each["summarization_api_calls"] for each in rows_told] == [3, 0, 3, 3]
-    assert [each["summarization_errors"] for each in rows_told] == [2, 0, 2, 2]
-    assert [each["was_compressed"] for each in metrics_of(folder / "out.jsonl")] == [True, False, True, True]
-    assert not any(each["failed"] or each["error"] for each in metrics_of(folder / "out.jsonl"))
-    told = file_metrics(folder / "out_metrics.json")["summarization"]
-    assert (told["requests"], told["total_api_calls"], told["total_errors"], told["success_rate"]) == (9, 9, 6, 0.3333)
+        assert endpoint.stats()["requests"] == len(kinds) * 3
+    rows_told = metrics_of(tmp_path / "out.jsonl")
+    assert [each["summarization_api_calls"] for each in rows_told] == [3 * long for long in fates]
+    assert [each["summarization_errors"] for each in rows_told] == [2 * long for long in fates]
+    assert [each["was_compressed"] for each in rows_told] == fates
+    assert not any(each["failed"] or each["error"] for each in rows_told)
+    told = file_metrics(tmp_path / "out_metrics.json")["summarization"]
+    assert (told["requests"], told["total_api_calls"]) == (len(kinds) * 3, len(kinds) * 3)
+    assert (told["total_errors"], told["success_rate"]) == (len(kinds) * 2, 0.3333)
 
 
 def test_a_summary_that_is_refused_is_asked_for_again(folder: Path) -> None:
@@ -176,18 +192,18 @@ def test_a_summarizer_that_is_down_for_good_is_asked_no_more(rule: dict[str, Any
         code, out, err = compress(*against(endpoint.url), *QUICK, "--max_concurrent_requests=4", home=folder)
         assert code == 3, out + err
         assert 0 < endpoint.stats()["requests"] <= requests
-    assert unchanged(folder)
-    assert sum(each["failed"] for each in metrics_of(folder / "out.jsonl")) == 40
-    assert "stopped early" in out
-    assert out.splitlines()[-1].endswith("--resume")
-    assert compress(*against("http://127.0.0.1:9/v1"), *QUICK, "--resume", home=folder)[0] == 3
+        assert unchanged(folder)
+        assert sum(each["failed"] for each in metrics_of(folder / "out.jsonl")) == 40
+        assert "stopped early" in out
+        assert out.splitlines()[-1].endswith("--resume")
+        endpoint.set_rules([SAID])
+        assert compress(*out.splitlines()[-1].split()[2:], home=folder)[0] == 0
+    assert sum(each["was_compressed"] for each in metrics_of(folder / "out.jsonl")) == 40
 
 
 def test_a_summarizer_that_cannot_be_reached(folder: Path) -> None:
-    began = time.monotonic()
     code, out, err = compress(*against("http://127.0.0.1:9/v1"), *QUICK, home=folder)
     assert code == 3, out + err
-    assert time.monotonic() - began < 20
     assert unchanged(folder)
 
 
@@ -234,7 +250,7 @@ def test_a_price_that_nobody_knows(folder: Path) -> None:
 def test_a_row_that_takes_too_long_stays_as_it_was_and_is_listed(folder: Path) -> None:
     write_dataset(folder / "in.jsonl", [row(0), row(1)])
     with EndpointProcess(rules=[{"stall": True, "times": 1}, SAID]) as endpoint:
-        flags = ("--per_trajectory_timeout=1.5", "--max_concurrent_requests=1")
+        flags = ("--per_trajectory_timeout=4", "--max_concurrent_requests=1")
         code, out, err = compress(*against(endpoint.url), *QUICK, *flags, home=folder)
     assert code == 1, out + err
     assert sorted(each["failed"] for each in metrics_of(folder / "out.jsonl")) == [False, True]
@@ -244,7 +260,7 @@ def test_a_row_that_takes_too_long_stays_as_it_was_and_is_listed(folder: Path) -
 
 def test_as_many_requests_as_allowed_are_under_way(folder: Path) -> None:
     write_dataset(folder / "in.jsonl", rows(60))
-    with EndpointProcess(rules=[{**SAID, "delay": 0.2}]) as endpoint:
+    with EndpointProcess(rules=[{**SAID, "together": 20}]) as endpoint:
         code, out, err = compress(*against(endpoint.url), *QUICK, "--max_concurrent_requests=20", home=folder)
         assert code == 0, out + err
         assert endpoint.stats()["peak"] == 20
@@ -280,7 +296,7 @@ def finished(folder: Path, kind: str = "row") -> int:
 
 
 def test_killed_at_any_time_and_resumed_the_bytes_are_the_same(tmp_path: Path) -> None:
-    made = [row(number, exchanges=random.Random(number).choice((1, 8, 14, 30))) for number in range(120)]
+    made = [row(number, exchanges=random.Random(number).choice((1, 8, 14, 30))) for number in range(80)]
     write_dataset(tmp_path / "in.jsonl", made)
     flags = ["--input=in.jsonl", "--num_workers=2", "--max_concurrent_requests=4", "--quiet"]
     flags += ["--target_max_tokens=2000", "--summary_target_tokens=60"]
@@ -288,7 +304,7 @@ def test_killed_at_any_time_and_resumed_the_bytes_are_the_same(tmp_path: Path) -
     flags.append(summarizer(tmp_path, long, delay=0.05))
     code, out, err = compress(*flags, "--output=whole.jsonl", home=tmp_path)
     assert code == 0, out + err
-    ends = [int(120 * share) for share in (0.0, 0.1, 0.3, 0.5, 0.8)]
+    ends = [int(80 * share) for share in (0.0, 0.1, 0.3, 0.5, 0.8)]
     for least in ends:
         with Program(*flags, "--output=out.jsonl", "--resume", home=tmp_path, script=SCRIPT) as program:
             wait_until(lambda: finished(tmp_path) >= least or program.process.poll() is not None)  # noqa: B023
@@ -321,7 +337,7 @@ SLOW = """import time
 import compression.steps as steps
 advance = steps.advance
 def slow(line, summaries, *rest):
-    time.sleep(3 if summaries else 0)
+    time.sleep(100 if summaries else 0)
     return advance(line, summaries, *rest)
 steps.advance = slow
 """
@@ -334,15 +350,14 @@ def test_an_answer_is_kept_before_it_is_judged(said: dict[str, Any], signals: in
     with EndpointProcess(rules=[said]) as endpoint:
         flags = [*against(endpoint.url), *QUICK, "--max_concurrent_requests=3"]
         with Program(*flags, home=folder, script=SCRIPT, PYTHONPATH=started_with(folder, SLOW)) as program:
-            wait_until(lambda: endpoint.stats()["requests"] == 12)
-            time.sleep(0.3)
+            wait_until(lambda: finished(folder, "summary") == 12)
             if signals:
                 program.interrupt()
                 time.sleep(0.3)
                 program.interrupt()
                 assert program.end()[0] == 130
             program.kill_all()
-        assert finished(folder) < 4
+        assert finished(folder) == 0
         asked = endpoint.stats()["requests"]
         endpoint.set_rules([SAID])
         assert compress(*flags, "--resume", home=folder)[0] == 0
@@ -359,7 +374,7 @@ def test_on_a_full_disk_what_was_answered_is_kept(tmp_path: Path) -> None:
     with small_disk(disk, "64k"), EndpointProcess(rules=[{**SAID, "delay": 0.05}]) as endpoint:
         flags = [*against(endpoint.url)[:3], "--output=disk/out.jsonl", *QUICK, "--max_concurrent_requests=2"]
         code, out, err = compress(
-            *flags, home=tmp_path, PYTHONPATH=started_with(tmp_path, SLOW.replace("3 if", "0.02 if"))
+            *flags, home=tmp_path, PYTHONPATH=started_with(tmp_path, SLOW.replace("100 if", "0.02 if"))
         )
         assert code == 3, out + err
         kept = finished(disk, "summary")
@@ -388,7 +403,7 @@ def test_a_process_that_counts_may_be_killed(folder: Path) -> None:
 
 @pytest.mark.parametrize(("number", "wanted"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_what_is_under_way(number: int, wanted: int, folder: Path) -> None:
-    write_dataset(folder / "in.jsonl", rows(60))
+    write_dataset(folder / "in.jsonl", rows(20))
     with EndpointProcess(rules=[{**SAID, "delay": 0.3}]) as endpoint:
         flags = [*against(endpoint.url), *QUICK, "--max_concurrent_requests=3"]
         with Program(*flags, home=folder, script=SCRIPT) as program:
@@ -399,12 +414,12 @@ def test_a_signal_saves_what_is_under_way(number: int, wanted: int, folder: Path
         assert code == wanted, out + err
         assert "Traceback" not in err
         assert finished(folder) == endpoint.stats()["requests"]
-        assert f"ended      {finished(folder)} of 60 rows" in out
+        assert f"ended      {finished(folder)} of 20 rows" in out
         assert not (folder / "out.jsonl").exists()
         again = out.splitlines()[-1]
         code, out, err = compress(*again.split()[2:], home=folder)
         assert code == 0, out + err
-        assert endpoint.stats()["requests"] == 60
+        assert endpoint.stats()["requests"] == 20
 
 
 def test_two_signals_end_it_at_once(folder: Path) -> None:
@@ -417,7 +432,7 @@ def test_two_signals_end_it_at_once(folder: Path) -> None:
             program.interrupt()
             code, out, err = program.end()
             assert program.tree() == []
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 25  # else it waits for 30 s
         assert code == 130, out + err
         assert out.splitlines()[-1].endswith("--resume")
         assert finished(folder, "summary") == 3
@@ -431,7 +446,7 @@ def test_two_signals_end_it_at_once(folder: Path) -> None:
 
 @pytest.mark.parametrize("given", ["in.jsonl", "-"])
 def test_a_run_that_is_cut_off_before_anything_names_only_what_is_there(given: str, folder: Path) -> None:
-    slow = SLOW.replace("3 if summaries else 0", "30")
+    slow = SLOW.replace("100 if summaries else 0", "100")
     flags = [f"--input={given}", "--output=out.jsonl", summarizer(folder), *SMALL]
     with Program(
         *flags,
@@ -595,13 +610,6 @@ def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(tmp_path: Pa
         code, out, err = compress(*flags, "--resume", home=tmp_path)
         assert code == 0, out + err
         assert [each["task_id"] for each in read_lines(disk / "out.jsonl")] == [f"t{n}" for n in range(200)]
-
-
-def started_with(folder: Path, code: str) -> str:
-    """PYTHONPATH of a program that runs this code first."""
-    (folder / "first").mkdir()
-    (folder / "first" / "sitecustomize.py").write_text(code)
-    return f"{folder / 'first'}{os.pathsep}{ROOT}"
 
 
 def test_a_fault_of_ours_has_its_own_code(folder: Path) -> None:

@@ -374,8 +374,8 @@ def test_a_row_names_its_image(tmp_path: Path) -> None:
     code, out, err = run_program(*flags, "--container_backend=docker", home=tmp_path)
     assert code == 1, out + err
     first, second = merged(tmp_path / "data/r")
-    assert first["environment"] == {"backend": "docker", "image": "batch-runner-test:py"}
-    assert second["environment"] == {"backend": "docker", "image": "batch-runner-test:sh"}
+    assert first["environment"] == {"backend": "docker", "image": "batch-runner-test:py", "start_retries": 0}
+    assert second["environment"] == {"backend": "docker", "image": "batch-runner-test:sh", "start_retries": 0}
     assert "python3" in first_result(first)
     assert "none" in first_result(second)
     failed = next(row for row in journal(tmp_path / "data/r") if row["status"] == "failed")

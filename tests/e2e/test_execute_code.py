@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def test_a_row_that_runs_out_of_time_in_a_script_keeps_what_it_called(tmp_path: 
     rules = [{"prompt": "slow", "turns": [calls(("execute_code", {"code": code}))]}]
     flags = small_run(tmp_path, [{"prompt": "slow"}], rules)
     flags[1] = "--enabled_toolsets=terminal,code_execution"
-    assert run_program(*flags, "--timeout=3", home=tmp_path)[0] == 0
+    assert run_program(*flags, "--timeout=5", home=tmp_path)[0] == 0
     (row,) = journal(tmp_path / "data/r")
     assert (row["status"], row["tool_stats"]["execute_code"]["failure"]) == ("timeout", 1)
     assert json.loads(row["inner_tool_stats"]) == {"terminal": {"count": 2, "success": 1, "failure": 1}}
@@ -104,7 +103,4 @@ def test_a_killed_run_leaves_no_script(tmp_path: Path) -> None:
     with Program(*flags, "--run_name=r", home=tmp_path) as program:
         wait_until(lambda: running(f"sleep\0{seconds}\0"))
         program.kill_all()
-        until = time.monotonic() + 10
-        while running(f"sleep\0{seconds}\0"):
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_until(lambda: not running(f"sleep\0{seconds}\0"))

@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
+from batch.pool import STOP_GRACE
 from tests.e2e.bench import STEP, Bench, ids, prompts
-from tests.e2e.program import ROOT, Program, environment, merged, wait_until
+from tests.e2e.program import ROOT, Program, environment, merged, started_with, wait_until
 from tests.endpoint import EndpointProcess, tool_call
 
 
@@ -47,7 +48,7 @@ def sleepers(bench: Bench) -> list[psutil.Process]:
 def assert_nothing_is_left(bench: Bench, program: Program) -> None:
     assert not sleepers(bench)
     assert not list(bench.temp.iterdir())
-    wait_until(lambda: not program.tree(), 2)  # the fork server hears of its parent's end by a pipe
+    wait_until(lambda: not program.tree())  # the fork server hears of its parent's end by a pipe
 
 
 def command_after_interrupt(out: str) -> list[str]:
@@ -81,11 +82,13 @@ def test_one_signal_saves_running_rows_when_their_call_returns(
     number: int, whom: str, workers: int, bench: Bench
 ) -> None:
     bench.settings |= {"num_workers": str(workers), "batch_size": "1", "concurrency": "2"}
-    bench.endpoint.set_rules([{"delay": 1, "turn": 2}])
+    bench.endpoint.set_rules([{"hold": True, "turn": 2}])
     with bench.start() as program:
         wait_until(lambda: bench.asked().total() == 4)  # two rows, each in its second call
         (program.interrupt if whom == "group" else program.process.send_signal)(number)
-        found, out, err = program.end(20)
+        program.hear("interrupted: ")
+        bench.endpoint.set_rules([])
+        found, out, err = program.end()
         assert found == 128 + number, out + err
         assert_nothing_is_left(bench, program)
     rows = bench.journal()
@@ -102,11 +105,13 @@ def test_one_signal_saves_running_rows_when_their_call_returns(
 
 def test_stopped_rows_are_saved_and_are_no_attempt(bench: Bench) -> None:
     bench.settings |= {"max_attempts": "1"}
-    bench.endpoint.set_rules([{"delay": 1, "turn": 1, "message": STEP}])
+    bench.endpoint.set_rules([{"hold": True, "turn": 1, "message": STEP}])
     with bench.start() as program:
         wait_until(lambda: bench.asked().total() == 4)
         program.interrupt()
-        found, out, err = program.end(20)
+        program.hear("interrupted: ")
+        bench.endpoint.set_rules([])
+        found, out, err = program.end()
         assert found == 130, out + err
         assert_nothing_is_left(bench, program)
     rows = bench.journal()
@@ -115,7 +120,6 @@ def test_stopped_rows_are_saved_and_are_no_attempt(bench: Bench) -> None:
     assert all(row["usage"]["total_tokens"] == 110 for row in rows)
     assert not merged(bench.directory)
     assert bench.read("checkpoint.json")["pending_tasks"] == 4
-    bench.endpoint.set_rules([])
     resume(bench, out)
     assert sorted(row["attempt"] for row in bench.journal()) == [1] * 8
     assert ids(merged(bench.directory)) == [f"row{row}" for row in range(4)]
@@ -129,12 +133,13 @@ def test_two_signals_cut_off_what_runs_at_once(number: int, backend: str, bench:
     with bench.start() as program:
         wait_until(lambda: len(bench.ended()) == 2 and len(sleepers(bench)) == 4)
         program.interrupt(number)
+        program.hear("interrupted: ")
         time.sleep(0.3)
         assert sleepers(bench)  # one signal lets a command go on
         began = time.monotonic()
         program.interrupt(number)
-        found, out, err = program.end(20)
-        assert time.monotonic() - began < 6
+        found, out, err = program.end()
+        assert time.monotonic() - began < 25  # else it waits for 30 s
         assert found == 128 + number, out + err
         assert_nothing_is_left(bench, program)
     ends = {row["task_id"]: row["status"] for row in bench.journal()}
@@ -145,13 +150,16 @@ def test_two_signals_cut_off_what_runs_at_once(number: int, backend: str, bench:
 
 
 def test_one_signal_waits_no_longer_than_its_grace(bench: Bench) -> None:
+    """Half a minute, here made shorter."""
+    assert STOP_GRACE == 30
     bench.endpoint.set_rules([waiting(bench, "row 3"), {"prompt": "row 2", "stall": True}])
-    with bench.start() as program:
+    shorter = started_with(bench.folder, "import batch.pool\nbatch.pool.STOP_GRACE = 4.0\n")
+    with Program(*bench.flags(), home=bench.folder, TMPDIR=str(bench.temp), PYTHONPATH=shorter) as program:
         wait_until(lambda: len(bench.ended()) == 2 and len(sleepers(bench)) == 2)
         began = time.monotonic()
         program.interrupt()
-        found, _, err = program.end(60)
-        assert 29 < time.monotonic() - began < 40
+        found, _, err = program.end()
+        assert 3.9 < time.monotonic() - began < 30
         assert found == 130, err
         assert_nothing_is_left(bench, program)
     assert {row["status"] for row in bench.journal() if row["task_id"] in ("row2", "row3")} == {"stopped"}
@@ -164,25 +172,26 @@ def test_a_hook_that_hangs_is_cut_off_by_a_second_signal(bench: Bench) -> None:
         wait_until(lambda: len(bench.ended()) == 4 and (bench.folder / "told").exists())
         program.interrupt()
         with pytest.raises(subprocess.TimeoutExpired):  # one signal leaves the hook its time
-            program.process.wait(2)
+            program.process.wait(1)
         began = time.monotonic()
         program.interrupt()
-        found, out, err = program.end(20)
-        assert time.monotonic() - began < 6
+        found, out, err = program.end()
+        assert time.monotonic() - began < 25  # else it waits for 30 s
         assert found == 130, out + err
         assert "left behind" in err
         assert_nothing_is_left(bench, program)
     assert len(merged(bench.directory)) == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", [0.0, 0.2, 0.5])
-def test_a_signal_while_the_run_starts_ends_it_without_a_traceback(number: int, moment: float, bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("moment", "number"), [(0.0, signal.SIGINT), (0.0, signal.SIGTERM), (0.2, signal.SIGINT), (0.5, signal.SIGTERM)]
+)
+def test_a_signal_while_the_run_starts_ends_it_without_a_traceback(moment: float, number: int, bench: Bench) -> None:
     with bench.start() as program:
         wait_until(bench.directory.exists)
         time.sleep(moment)
         program.interrupt(number)
-        found, out, err = program.end(20)
+        found, out, err = program.end()
         assert found in (128 + number, 0), out + err
         assert "Traceback" not in err, err
         assert_nothing_is_left(bench, program)
@@ -200,10 +209,12 @@ def test_a_command_in_a_sandbox_can_be_interrupted(bench: Bench) -> None:
 
 
 def test_json_summary_keeps_the_command_off_stdout(bench: Bench) -> None:
-    bench.endpoint.set_rules([{"delay": 1}])
+    bench.endpoint.set_rules([{"hold": True}])
     with bench.start("--json_summary") as program:
         wait_until(bench.asked)
         program.interrupt()
-        _, out, err = program.end(20)
+        program.hear("interrupted: ")
+        bench.endpoint.set_rules([])
+        _, out, err = program.end()
     assert json.loads(out)["exit_code"] == 130
     assert err.splitlines()[-1].endswith(" --resume")

@@ -137,10 +137,10 @@ def test_mcp_servers_a_kill_of_everything_and_a_resume(tmp_path: Path) -> None:
 
     pids = tmp_path / "pids"
     with Program(*flags, "--max_samples=1", home=tmp_path, OUTSIDE=str(tmp_path)) as program:
-        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), 60)
+        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
         assert not any(map(is_gone, read_pids(pids)))
         program.kill_all()
-    wait_until(lambda: all(map(is_gone, read_pids(pids))), 20)
+    wait_until(lambda: all(map(is_gone, read_pids(pids))))
     write_script(tmp_path, [quick])
     code, _, err = run_program(*flags, "--resume", home=tmp_path, timeout=90, OUTSIDE=str(tmp_path))
     assert code == 0, err

@@ -33,7 +33,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, endpoint: EndpointPro
 @pytest.fixture
 def bench(tmp_path: Path, endpoint: EndpointProcess) -> Bench:
     made = Bench(tmp_path, endpoint, prompts(4))
-    made.settings["batch_size"] = "2"
+    made.settings |= {"batch_size": "2", "num_workers": "0"}  # without processes of workers it is done in half the time
     return made
 
 
@@ -314,6 +314,7 @@ CHANGES = {
     "disabled_toolsets": "search_files",
     "ephemeral_system_prompt": "Be brief.",
     "max_tokens": "100",
+    "context_window": "32000",
     "top_p": "0.5",
     "reasoning_disabled": "true",
     "deterministic": "true",

@@ -69,10 +69,10 @@ def test_what_a_killed_run_left_is_gone_once_the_next_one_starts(server: SshServ
         base = [f"--base_url={endpoint.url}", "--model=m", f"--dataset_file={dataset}", "--run_name=killed"]
         more = ["--num_workers=2", "--concurrency=3", "--enabled_toolsets=terminal", f"--output_dir={tmp_path / 'out'}"]
         with Program(*base, *more, *told(server), home=tmp_path) as program:
-            wait_until(lambda: len(processes_with(mark)) >= 6, 20)
+            wait_until(lambda: len(processes_with(mark)) >= 6)
             assert len(server.connections()) <= 2, "one of each worker"
             program.kill_all()
-        wait_until(lambda: not processes_with(mark), 5)
+        wait_until(lambda: not processes_with(mark))
         assert len(server.sandboxes()) == 3, "until somebody looks"
         ran = run_against(endpoint.url, tmp_path, ["next"], *told(server))
     assert ran.rows["next"]["status"] == "completed"
@@ -93,7 +93,7 @@ def test_a_lost_connection_ends_the_row_as_lost(server: SshServer, tmp_path: Pat
             f"--output_dir={tmp_path / 'out'}",
         ]
         with Program(*flags, *more, *told(server), home=tmp_path) as program:
-            wait_until(lambda: len(processes_with(mark)) >= 1, 20)
+            wait_until(lambda: len(processes_with(mark)) >= 1)
             for pid in server.connections():
                 os.kill(pid, signal.SIGKILL)
             program.end()

@@ -42,7 +42,7 @@ def test_a_child_that_a_checker_forked_holds_nothing(kill: bool, tmp_path: Path)
 
 def test_a_dataset_that_is_edited_under_the_run_loses_nothing_that_was_paid_for(tmp_path: Path) -> None:
     rows = [{"id": f"r{number}", "prompt": f"prompt {number} " + "x" * 40_000} for number in range(40)]
-    rules = [{"prompt": ".", "turns": [{"reasoning": "So.", "content": "done", "delay": 0.15}]}]
+    rules = [{"prompt": ".", "turns": [{"reasoning": "So.", "content": "done", "delay": 0.4}]}]
     flags = [*small_run(tmp_path, rows, rules), "--concurrency=2", "--num_workers=1", "--batch_size=2"]
     with Program(*flags, home=tmp_path) as program:
         wait_until(lambda: journal(tmp_path / "data" / "r"))

@@ -460,7 +460,7 @@ def stand_in(folder: Path) -> Path:
 def test_the_listing_says_what_is_ready_and_what_lacks(tmp_path: Path) -> None:
     code, out, err = run_program("--list_toolsets", "--model=scripted:s.yaml", *BARE, home=tmp_path)
     assert code == 0, err
-    rows = {cells[1]: cells[3] for line in out.splitlines() if len(cells := [*map(str.strip, line.split("│"))]) > 3}
+    rows = {name: state for name, state, _ in (line.split("\t") for line in out.splitlines())}
     assert {toolset for toolset in TOOLSETS if rows[toolset] == "ready"} == set(TOOLSETS) - set(LACKS)
     assert all(lack in rows[toolset] for toolset, lack in LACKS.items())
     ready = ["--vision_model=gpt-5-mini", "--search_url=http://127.0.0.1:1", f"--browser_program={stand_in(tmp_path)}"]

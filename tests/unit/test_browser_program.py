@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from playwright.async_api import Error
 
-from tools.browser.engine import explained
+from tools.base import ToolContext
+from tools.browser.engine import Limits, explained
 from tools.browser.folder import BrowserFolder, Record, reap
 from tools.browser.program import find_program, lacks_browser
-from tools.browser.tools import _answer, key_name
+from tools.browser.tools import Tab, _answer, key_name
 from tools.environments.base import Owner
 from tools.environments.owner import current_owner
 from tools.services import ToolSettings
@@ -109,7 +110,7 @@ def test_a_folder_is_removed_at_the_end(place: Path) -> None:
 
 
 class Page:
-    """What Playwright says to each navigation in turn, "" if it goes well. It stays where it is."""
+    """What Playwright says to each navigation in turn, "" if it goes well. It stays where it is. The session, too."""
 
     url = "http://e.com/"
 
@@ -122,7 +123,12 @@ class Page:
             raise Error(f"Page.goto: {said}")
         return "the answer"
 
-    async def wait_for_url(self, url: str, **_: Any) -> None:
+    def expect_error_page(self) -> None:
+        self.expects = True
+
+    async def error_page(self, limits: Limits) -> None:
+        assert self.expects
+        self.expects = False
         self.waited += 1
 
 
@@ -148,11 +154,12 @@ TO = 'Navigation to "http://e.com" is interrupted by another navigation to '
 async def test_a_navigation_is_tried_again_where_another_came_between(says: list[str], answer: Any) -> None:
     """Also to the page where one is already: that it is still there means nothing."""
     page: Any = Page(*says)
+    tab = Tab(ToolContext(page, 1.0), page, Limits(), page)
     if answer is Error:
         with pytest.raises(Error):
-            await _answer(page, "http://e.com")
+            await _answer(tab, "http://e.com")
     else:
-        assert await _answer(page, "http://e.com") == answer
+        assert await _answer(tab, "http://e.com") == answer
     assert page.says == []
     assert page.waited == says[:-1].count(CHANGED)
 

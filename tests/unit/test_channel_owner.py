@@ -72,7 +72,7 @@ def test_every_backend_of_the_table_is_one() -> None:
         assert load_backend(name).name == name
     with pytest.raises(UsageProblem, match="bubblewrap"):
         load_backend("bublewrap")
-    with pytest.raises(UsageProblem, match="bubblewrap or docker or local"):
+    with pytest.raises(UsageProblem, match=r"bubblewrap or .*docker or local or .*podman"):
         load_backend("zzz")
 
 

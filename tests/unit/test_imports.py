@@ -16,7 +16,7 @@ LEAVES = {
 }
 HEAVY = (
     *("openai", "rich", "aiodocker", "asyncssh", "jsonschema", "pyarrow", "zstandard", "aiohttp"),
-    *("PIL", "mcp", "playwright"),
+    *("PIL", "mcp", "playwright", "modal", "grpclib"),
     *("httpx", "trafilatura", "lxml", "pypdf", "ddgs", "charset_normalizer"),
     *("tiktoken", "tokenizers", "jinja2", "matplotlib", "datasets", "huggingface_hub", "swebench"),
 )
@@ -26,6 +26,7 @@ HOMES = {
     "rich": ("batch.progress", "batch.cli", "compression.report", "toolset_distributions"),
     "aiodocker": ("tools.environments.docker",),
     "asyncssh": ("tools.environments.ssh",),
+    **dict.fromkeys(("modal", "grpclib"), ("tools.environments.modal",)),
     "PIL": ("tools.pictures.pictures",),
     "playwright": ("tools.browser.",),
     "mcp": ("tools.mcp.",),

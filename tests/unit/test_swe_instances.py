@@ -12,8 +12,10 @@ import pytest
 import zstandard
 from pyarrow import parquet as tables
 
+from batch.rows import RowProblem
 from swe.images import image_of
-from swe.instances import SUBSETS, choose, load_instances
+from swe.instances import SUBSETS, choose, load_instances, read_instance
+from swe.tasks import PICTURES, row_of
 from swe.types import Instance
 from tools.errors import UsageProblem
 
@@ -224,6 +226,65 @@ def test_published_sets_and_what_cannot_be_had_offline(tmp_path: Path) -> None:
     assert told[3].startswith("the data set SWE-bench/SWE-bench_Lite (split test) cannot be had: Couldn't reach")
     assert told[4].startswith("the data set own/data (split test) cannot be had: ")
     assert len(told) == 5
+
+
+CACHED = """
+import datasets, sys
+
+class Made(datasets.GeneratorBasedBuilder):
+    VERSION = datasets.Version("0.0.0")
+
+    def _info(self):
+        names = ("instance_id", "repo", "problem_statement", "FAIL_TO_PASS")
+        return datasets.DatasetInfo(features=datasets.Features({name: datasets.Value("string") for name in names}))
+
+    def _split_generators(self, manager):
+        return [datasets.SplitGenerator(name="test")]
+
+    def _generate_examples(self):
+        yield 0, {"instance_id": "owner__name-1", "repo": "o/n", "problem_statement": "x", "FAIL_TO_PASS": '["a"]'}
+
+builder = Made(cache_dir=sys.argv[1], dataset_name="bench", repo_id="own/bench", hash="0" * 40)
+builder.download_and_prepare()
+"""
+"""What an earlier load leaves in the cache of the package."""
+
+
+def test_a_set_in_the_packages_cache_needs_no_network(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    variables = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
+    variables |= {"HF_DATASETS_CACHE": str(cache)}
+    load = "from swe.instances import load_instances; print(load_instances('own/bench')[0].fail_to_pass)"
+    for words in ([CACHED, str(cache)], [load]):
+        done = subprocess.run([sys.executable, "-c", *words], cwd=tmp_path, env=variables, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == "('a',)\n"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_problems_pictures_are_named_to_the_model_and_no_others(as_text: bool) -> None:
+    assets = {"problem_statement": ["https://x/1.png", "https://x/2.png"], "patch": ["https://x/p.png"],
+              "test_patch": None}  # fmt: skip
+    given = row(1, problem_statement="See ![](https://x/1.png)", image_assets=json.dumps(assets) if as_text else assets)
+    instance = read_instance(given)
+    assert instance.pictures == ("https://x/1.png", "https://x/2.png")
+    prompt = json.loads(row_of(instance, image_template="", with_image=False, cwd=""))["prompt"]
+    assert prompt.count("https://x/1.png") == 1
+    assert f"{PICTURES}\n- https://x/2.png\n</problem>" in prompt
+    assert "p.png" not in prompt
+    plain = row_of(read_instance(row(1)), image_template="", with_image=False, cwd="")
+    assert PICTURES.encode() not in plain
+    for none in (None, "", {}, "{}", {"problem_statement": None}, {"patch": ["https://x/p.png"]}):
+        assert row_of(read_instance(row(1, image_assets=none)), image_template="", with_image=False, cwd="") == plain
+
+
+@pytest.mark.parametrize(
+    "odd", ["[", "[]x", ["https://x"], {"problem_statement": "https://x"}, {"problem_statement": [1]}]
+)
+def test_pictures_of_another_form_are_refused(odd: object) -> None:
+    with pytest.raises(RowProblem, match="image_assets"):
+        read_instance(row(1, image_assets=odd))
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

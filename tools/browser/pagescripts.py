@@ -5,9 +5,11 @@ SERIALIZE = """value => {
   let text;
   try { text = JSON.stringify(value instanceof Node ? value.outerHTML : value); } catch { text = undefined; }
   if (text === undefined) text = value === undefined ? 'null' : JSON.stringify(String(value));
+  text = text.replace(/\\\\(?:u(d[89a-f]..)|.)/g, (escape, half) => half ? '\\ufffd' : escape);
   return {kind, text: text.slice(0, LIMIT), total: text.length};
 }"""
-"""Any value -> its JSON text, at most LIMIT characters of it; what JSON has no form for as JavaScript writes it."""
+"""Any value -> its JSON text, at most LIMIT characters of it; what JSON has no form for as JavaScript writes it, and
+U+FFFD for half a surrogate pair, which would be an escape."""
 
 SCROLL = """down => {
   const by = (down ? 1 : -1) * 0.8 * innerHeight;

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from tools.base import ToolContext
 from tools.browser.engine import END_SECONDS, Browser, Limits, Running, explained, playwright_error, retrieve
 from tools.browser.gateway import Gateway
+from tools.browser.underway import UnderWay
 from tools.environments.base import Environment
 from tools.errors import ToolError
 
 if TYPE_CHECKING:
-    from playwright.async_api import BrowserContext, ConsoleMessage, Dialog, Download, Frame, Page, Request, WebError
+    from playwright.async_api import BrowserContext, ConsoleMessage, Dialog, Download, Frame, Page, WebError
 
 MAX_TABS = 10
 MAX_DOWNLOAD = 10_000_000  # bytes
@@ -26,6 +27,7 @@ KEPT_DIALOGS = 20
 FLOOD = 1_000  # console messages within one action after which nobody listens any more
 MAX_TEXT = 1_000  # characters of a message
 _GRACE = 0.05  # seconds until what an action has set off shows
+_RELOADS = 3  # of a page that was broken off
 _SLACK = 1_000_000  # bytes that a page may load beside a download
 _WATCH = 0.1  # seconds
 _ODD = re.compile(r"[^\w.()+ -]")
@@ -102,8 +104,8 @@ class BrowserSession:
         self._answers: set[asyncio.Task[None]] = set()
         self._said = 0  # console messages of this action
         self._navigated = False
-        self._popup = asyncio.Event()
-        self._awaits_popup = False
+        self._under_way = UnderWay()
+        self._acting: Page | None = None
 
     # --- opening and closing
 
@@ -125,10 +127,15 @@ class BrowserSession:
         assert self._context is not None
         if not self.pages:
             if self._opening is None or self._opening.done():
-                self._opening = asyncio.create_task(self._context.new_page())
+                self._opening = asyncio.create_task(self._new_page(self._context, running))
                 self._opening.add_done_callback(retrieve)
             self._add(await asyncio.shield(self._opening))  # one that nobody waits for any more is the next one's
         return self.pages[-1]
+
+    async def _new_page(self, context: "BrowserContext", running: Running) -> "Page":
+        page = await context.new_page()
+        await self._under_way.watch(running.chromium, page)
+        return page
 
     def page(self) -> "Page":
         """The current page. Raises ToolError."""
@@ -156,6 +163,7 @@ class BrowserSession:
         if context is not None:
             with suppress(playwright_error(), TimeoutError):
                 async with asyncio.timeout(END_SECONDS):
+                    await self._under_way.close()
                     await context.close()
         if gateway is not None:
             await gateway.close()
@@ -186,9 +194,12 @@ class BrowserSession:
         context.on("dialog", self._answer)
         context.on("weberror", self._note_error)
         context.on("console", self._note_message)
+        self._under_way.listen(context)
 
     def _add(self, page: "Page") -> None:
         if page in self.pages or page.context != self._context:  # a late one of a context that is closed by now
+            return
+        if not page.url:  # its page turned out to be a file: it closes by itself
             return
         if len(self.pages) >= MAX_TABS:
             self._notes.append(f"A tab was closed at once: there are {MAX_TABS} already")
@@ -202,7 +213,6 @@ class BrowserSession:
             self._new_tab = page
             self._navigated = True
         self.pages.append(page)
-        self._popup.set()
 
     def _later(self, work: Any) -> None:
         async def done() -> None:
@@ -223,6 +233,7 @@ class BrowserSession:
             self._later(page.close())
 
     def _lose(self, page: "Page", reason: str) -> None:
+        self._under_way.note_loss(page)
         if page in self.pages:
             self.pages.remove(page)
             self._lost = reason
@@ -234,6 +245,7 @@ class BrowserSession:
             self.dialogs.append({**noted, **({"text": dialog.default_value} if dialog.type == "prompt" else {})})
 
     def _save(self, download: "Download") -> None:
+        self._under_way.note_file(download)
         if self._gateway is None:
             return
         if len(self._savings) >= MAX_DOWNLOADS:
@@ -249,7 +261,9 @@ class BrowserSession:
         return name if self._names[name] == 1 else f"{self._names[name]}_{name}"
 
     def _note_navigation(self, frame: "Frame") -> None:
-        self._navigated |= frame.parent_frame is None
+        if frame.parent_frame is None:
+            self._navigated = True
+            self._under_way.note_commit(frame)
 
     def _note_error(self, problem: "WebError") -> None:
         self.total_errors += 1
@@ -262,14 +276,6 @@ class BrowserSession:
         if self._said >= FLOOD and self._context is not None:
             self._context.remove_listener("console", self._note_message)
 
-    def _note_request(self, request: "Request") -> None:
-        """A document that no page stands for yet is the beginning of a tab."""
-        if request.is_navigation_request():
-            try:
-                _ = request.frame
-            except playwright_error():
-                self._awaits_popup = True
-
     # --- around an action
 
     def begin(self) -> None:
@@ -277,24 +283,34 @@ class BrowserSession:
         if self._said >= FLOOD and self._context is not None:
             self._context.on("console", self._note_message)
         self._said = 0
-        self._navigated = self._awaits_popup = False
-        self._popup.clear()
-        if self._context is not None:
-            self._context.on("request", self._note_request)
+        self._navigated = False
+        self._acting = self.pages[-1] if self.pages else None
+        self._under_way.begin(self._context)
 
     def end(self) -> None:
         """The action has ended."""
-        if self._context is not None:
-            self._context.remove_listener("request", self._note_request)
+        self._under_way.end(self._context)
 
     async def settle(self, limits: Limits) -> None:
-        """Waits for what an action has set off: a tab, a page, its pictures; for a while."""
+        """Waits for what an action has set off: a tab, a page, its pictures, a file; for a while."""
         await asyncio.sleep(_GRACE)
-        if self._awaits_popup:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._popup.wait(), limits.load)
+        await self._under_way.come(self._acting, limits.load)
+        for _ in range(_RELOADS):
+            if not self.pages or not self._under_way.is_broken_off(self.pages[-1]):
+                break
+            with suppress(playwright_error()):  # of a file, or again
+                await self.pages[-1].reload(wait_until="commit", timeout=limits.load * 1000)
+            await self._under_way.come(self.pages[-1] if self.pages else None, limits.load)
         if self.pages:
             await self.loaded(self.pages[-1], limits)
+
+    def expect_error_page(self) -> None:
+        """Something is asked for, which may fail."""
+        self._under_way.expect_error_page()
+
+    async def error_page(self, limits: Limits) -> None:
+        """Waits for what the browser shows in the place of a page that failed."""
+        await self._under_way.error_page(limits.rest)
 
     async def loaded(self, page: "Page", limits: Limits) -> bool:
         """Waits until the page is there, and if it is new a little for the rest; False if it still is not."""

@@ -6,6 +6,7 @@ this machine.
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -19,6 +20,7 @@ from tools.browser.engine import VIEW, Browser, Limits, explained, playwright_er
 from tools.browser.pagescripts import DRAW, ERASE, HIDE, IMAGES, OPTIONS, SCROLL, SERIALIZE, UNHIDE
 from tools.browser.session import MAX_TEXT, BrowserSession, folder_of
 from tools.browser.snapshot import Line, compact, count_elements, cut, marks, parse_ref, parse_snapshot
+from tools.browser.underway import NETWORK_CHANGED
 from tools.errors import ToolError
 from tools.pictures.vision import check_given
 from tools.text import decoded_json, without_halves
@@ -34,6 +36,7 @@ MAX_VALUE = 15_000  # characters of an evaluated value
 MAX_WHOLE = 2_000_000  # characters of a snapshot that is kept in a file
 MAX_TITLE = 500
 _TRIES = 3  # of what another navigation has interrupted
+_LEFT = "Execution context was destroyed"  # in an error: another page came in the place of the one that was asked
 
 _KEY_NAMES = (
     *("Enter", "Escape", "Tab", "Space", "Backspace", "Delete", "Home", "End", "PageUp", "PageDown"),
@@ -152,10 +155,17 @@ async def _acted(context: ToolContext, action: Action) -> dict[str, Any]:
 
 
 async def _with_news(tab: Tab, result: dict[str, Any]) -> dict[str, Any]:
-    """Addresses of tabs and names of files are the page's words."""
+    """Addresses of tabs and names of files are the page's words. All that a page says leaves through here."""
     news = await tab.session.news(tab.context, tab.limits)
     told = {**result, **news}
-    return tab.marked(told) if news else told
+    return _of_whole_characters(tab.marked(told) if news else told)
+
+
+def _of_whole_characters(result: dict[str, Any]) -> dict[str, Any]:
+    """A page's text may hold halves of surrogate pairs, which is no text elsewhere."""
+    text = json.dumps(result, ensure_ascii=False)
+    whole = without_halves(text)
+    return result if whole == text else json.loads(whole)
 
 
 def _failure(error: str) -> dict[str, Any]:
@@ -233,7 +243,7 @@ async def _gone_to(tab: Tab, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
     tab.session.gateway.problems.clear()
     try:
         async with asyncio.timeout(tab.limits.open):
-            response = await _answer(tab.page, url)
+            response = await _answer(tab, url)
             here = await tab.session.loaded(tab.page, tab.limits)
     except TimeoutError:
         return _failure(await _stopped(tab, f"{url} did not answer within {tab.limits.open:g} s")), {}
@@ -247,37 +257,33 @@ async def _gone_to(tab: Tab, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return {}, {**told, **({"status": response.status} if response and response.status >= 400 else {})}
 
 
-async def _answer(page: "Page", url: str) -> "Response | None":
+async def _answer(tab: Tab, url: str) -> "Response | None":
     """What was under way before can come in between, as can the browser's own page for what went wrong with it; then a
     second navigation is itself interrupted by the first one. None where the answer went to that one. A network device
     that comes or goes, such as a container's, breaks off whatever is under way."""
     for tries in reversed(range(_TRIES)):
+        tab.session.expect_error_page()
         try:
-            return await page.goto(url, wait_until="commit", timeout=0)
+            return await tab.page.goto(url, wait_until="commit", timeout=0)
         except playwright_error() as error:
             _, interrupted, what = str(error).partition('interrupted by another navigation to "')
-            is_changed = "ERR_NETWORK_CHANGED" in str(error)
+            is_changed = NETWORK_CHANGED in str(error)
             if not (is_changed or interrupted) or (not tries and (is_changed or "chrome-error:" in what)):
                 raise
         if is_changed:
-            await _error_page(page)
+            await tab.session.error_page(tab.limits)
         elif what.partition('"')[0].rstrip("/") == url.rstrip("/"):
             break
     return None
 
 
-async def _error_page(page: "Page") -> None:
-    """Waits for what the browser shows in the place of a page that failed: it would come into what follows."""
-    with suppress(playwright_error()):
-        await page.wait_for_url("chrome-error:**", wait_until="commit", timeout=1000)
-
-
 async def _why_not(tab: Tab, url: str, error: Exception) -> dict[str, Any]:
     """{} for a file: it is being saved, and the page before it is still there."""
     if "Download is starting" in str(error):
+        await tab.session.settle(tab.limits)
         return {}
     if "net::ERR" in str(error) and "ERR_ABORTED" not in str(error):
-        await _error_page(tab.page)
+        await tab.session.error_page(tab.limits)
     if "SOCKS_CONNECTION" in str(error) and (problems := tab.session.gateway.problems):
         host = urlsplit(url).hostname
         problem = next((each for each in reversed(problems) if each.host == host), problems[-1])
@@ -419,7 +425,8 @@ async def scroll(context: ToolContext, arguments: ScrollArguments) -> dict[str, 
     """`{success, scrolled, position}`."""
 
     async def act(tab: Tab) -> dict[str, Any]:
-        above, whole, view = await tab.page.evaluate(SCROLL, arguments.direction == "down")
+        down = arguments.direction == "down"
+        above, whole, view = await _of_one_page(lambda: tab.page.evaluate(SCROLL, down))
         position = f"pixels {above} to {above + view} of {max(whole, above + view)}"
         return {"success": True, "scrolled": arguments.direction, "position": position}
 
@@ -430,16 +437,39 @@ async def back(context: ToolContext, arguments: BackArguments) -> dict[str, Any]
     """`{success, url}`. From the first page of a tab to the tab before it."""
 
     async def act(tab: Tab) -> dict[str, Any]:
-        before, session = tab.page.url, tab.session
-        response = await tab.page.go_back(wait_until="commit", timeout=0)
-        if response is None and tab.page.url == before:
-            if len(session.pages) == 1:
-                raise ToolError("There is no earlier page")
+        session, url = tab.session, await _url_before(tab.page)
+        if not url and len(session.pages) == 1:
+            raise ToolError("There is no earlier page")
+        if not url:
             await session.close_tab(tab.page)
+        elif failure := await _gone_back(tab, url):
+            return failure
         await session.settle(tab.limits)
         return tab.marked({"success": True, "url": session.page().url[:MAX_TEXT]})
 
     return await _acted(context, act)
+
+
+async def _url_before(page: "Page") -> str:
+    """Of what was there before in this tab; "" if nothing was."""
+    session = await page.context.new_cdp_session(page)
+    history = await session.send("Page.getNavigationHistory")
+    await session.detach()
+    here: int = history["currentIndex"]
+    return str(history["entries"][here - 1]["url"]) if here else ""
+
+
+async def _gone_back(tab: Tab, url: str) -> dict[str, Any]:
+    """The failure if it could not be opened, {} if it was."""
+    tab.session.gateway.problems.clear()
+    tab.session.expect_error_page()
+    try:
+        await tab.page.go_back(wait_until="commit", timeout=0)
+    except playwright_error() as error:
+        if NETWORK_CHANGED not in str(error):
+            return await _why_not(tab, url, error)
+        await tab.session.error_page(tab.limits)  # which is tried again
+    return {}
 
 
 async def press(context: ToolContext, arguments: PressArguments) -> dict[str, Any]:
@@ -460,7 +490,7 @@ async def _of_one_page(look: Callable[[], Awaitable[T]]) -> T:
         try:
             return await look()
         except playwright_error() as error:
-            if "Execution context was destroyed" not in str(error):
+            if _LEFT not in str(error):
                 raise
     return await look()
 
@@ -504,10 +534,16 @@ async def get_images(context: ToolContext, arguments: ImagesArguments) -> dict[s
 
 async def console(context: ToolContext, arguments: ConsoleArguments) -> dict[str, Any]:
     """`{success, console_messages, js_errors, total_messages, total_errors}`, the latest messages; with an expression
-    `{success, result, result_type}`."""
+    `{success, result, result_type}`, and `note` if it led to another page before its value was read."""
 
     async def evaluate(tab: Tab) -> dict[str, Any]:
-        value = await _value(tab.page, arguments.expression or "")
+        try:
+            value = await _value(tab.page, arguments.expression or "")
+        except playwright_error() as error:
+            if _LEFT not in str(error):
+                raise
+            note = "The page was left meanwhile, and the value went with it"
+            value = {"result": None, "result_type": "undefined", "note": note}
         await tab.session.settle(tab.limits)
         return tab.marked({"success": True, **value})
 
@@ -520,11 +556,12 @@ async def console(context: ToolContext, arguments: ConsoleArguments) -> dict[str
 async def _value(page: "Page", expression: str) -> dict[str, Any]:
     handle = await page.evaluate_handle(expression)
     told = await handle.evaluate(SERIALIZE.replace("LIMIT", str(MAX_VALUE)))
-    await handle.dispose()
+    with suppress(playwright_error()):
+        await handle.dispose()
     kind, text, total = str(told["kind"]), str(told["text"]), int(told["total"])
     if total > MAX_VALUE:
         left = f"{total - MAX_VALUE} of {total} characters of its JSON are left out"
-        return {"result": without_halves(text), "result_type": kind, "truncated": left}
+        return {"result": text, "result_type": kind, "truncated": left}
     return {"result": decoded_json(text), "result_type": kind}
 
 

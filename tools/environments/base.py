@@ -13,7 +13,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     cpus: float = 1.0
     memory_mb: int = 5120
     pids: int = 512
-    network: str = "on"  # on | none
+    network: str = "on"  # on | none | the name of a network that the engine has (docker, podman)
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -43,10 +43,16 @@ class EnvironmentSpec(Struct, frozen=True, kw_only=True):
 class BackendSettings(Struct, frozen=True, kw_only=True):
     """What a backend is told once, not with each sandbox. Plain values: files by their paths, keys never."""
 
+    network: str = "on"  # docker, podman: a named one has to be there
+    pull_policy: str = "missing"  # docker, podman: missing | always | never
+    container_user: str = ""  # docker, podman: NAME or UID[:GID]; "" = the image's
+    read_only_root: bool = False  # docker, podman: only the workspace, /tmp, /var/tmp and /run can be written to
+    gpus: str = ""  # docker: all | a number | device=ID,ID
     ssh_hosts: tuple[str, ...] = ()  # [user@]host[:port]
     ssh_key: str = ""  # a file; "" = the usual ones, and the agent's
     ssh_known_hosts: str = ""  # a file; "" = ~/.ssh/known_hosts
     ssh_capacity: int = 16  # sandboxes that one host holds at once
+    singularity_cache: str = ""  # a folder; "" = ours in Apptainer's own cache
 
 
 class CommandResult(Struct, frozen=True, kw_only=True):

@@ -1,84 +1,76 @@
 """The connection to the Docker engine: one client per event loop, its errors, its streams."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tools.environments.docker_images import one_line
-from tools.errors import EnvironmentLost, SetupFailed
+from tools.environments.script import KILL
+from tools.errors import EnvironmentLost
 
 if TYPE_CHECKING:
+    from asyncio import WriteTransport as Transport
+
     from aiodocker import Docker
     from aiodocker.containers import DockerContainer
     from aiodocker.stream import Stream
 
-MISSING_PACKAGE = "docker needs the package aiodocker: pip install -e '.[docker]'"
-NOT_RUNNING = "docker is not running: start it (systemctl start docker, or Docker Desktop), or set DOCKER_HOST"
+    Connect = Callable[[], AbstractAsyncContextManager[Docker]]
+
 _KILL_SECONDS = 10.0
-# Kills the children of process $1, then itself.
-_KILL = """\
-for d in /proc/[0-9]*; do
-  while read -r k v _; do
-    case $k in PPid:) [ "$v" != "$1" ] || kill -KILL "${d#/proc/}"; break;; esac
-  done <"$d/status"
-done 2>/dev/null
-kill -KILL "$1"
-"""
 
 
-def connect() -> "Docker":
-    """A client of the engine that DOCKER_HOST or the docker context names, for any number of streams at once.
-
-    Raises SetupFailed where there is none.
-    """
-    try:
-        import aiodocker  # noqa: PLC0415 - an optional package, imported when used
-    except ImportError:
-        raise SetupFailed(MISSING_PACKAGE) from None
-    try:
-        client = aiodocker.Docker()
-    except (AssertionError, ValueError, aiodocker.DockerError) as error:  # AssertionError: there is no socket to guess
-        detail = one_line(str(error))
-        raise SetupFailed(f"{NOT_RUNNING} ({detail})" if detail else NOT_RUNNING) from None
-    client.connector._limit = 0  # each channel holds a connection; aiohttp's 100 would be a dead end
-    return client
+# Podman says `container=podman` to every program.
+_CHANNEL = "unset container; exec /bin/sh"
 
 
 class _Shared:
-    """A client, how many use it, and what its engine can do (once asked)."""
+    """A client, made when it is first wanted, and how many use it."""
 
-    def __init__(self, client: "Docker") -> None:
-        self.client = client
+    def __init__(self) -> None:
         self.users = 0
-        self.info: Mapping[str, Any] = {}
+        self._client: Docker | None = None
+        self._making = asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self.close = self._stack.aclose
+
+    async def client(self, connect: "Connect") -> "Docker":
+        """Who is cancelled while it is made leaves it to the next."""
+        async with self._making:
+            if self._client is None:
+                self._client = await self._stack.enter_async_context(connect())
+            return self._client
 
 
 class Clients:
     """One client per event loop, shared by all who use it at the same time and closed by the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect: "Connect") -> None:
+        self._connect = connect
+        self._info: Mapping[str, Any] = {}
         self._open: dict[asyncio.AbstractEventLoop, _Shared] = {}
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator["Docker"]:
-        """The client of the running loop. Raises SetupFailed."""
+        """The client of the running loop. Raises SetupFailed, EnvironmentLost."""
         loop = asyncio.get_running_loop()
-        shared = self._open.get(loop) or self._open.setdefault(loop, _Shared(connect()))
+        shared = self._open.setdefault(loop, _Shared())
         shared.users += 1
         try:
-            yield shared.client
+            yield await shared.client(self._connect)
         finally:
             shared.users -= 1
             if not shared.users:
                 del self._open[loop]
-                await uninterrupted(shared.client.close(), 5)
+                await uninterrupted(shared.close(), 5)
 
-    async def info(self, client: "Docker") -> Mapping[str, Any]:
-        """The engine's `info`, asked once a client: it takes 15 ms."""
-        shared = self._open[asyncio.get_running_loop()]
-        shared.info = shared.info or await client.system.info()
-        return shared.info
+    async def info(self, client: "Docker", *, again: bool = False) -> Mapping[str, Any]:
+        """The engine's `info`, asked once: it takes 15 ms, and 300 of podman."""
+        if again or not self._info:
+            self._info = await client.system.info()
+        return self._info
 
 
 async def uninterrupted(work: Coroutine[Any, Any, object], seconds: float) -> None:
@@ -127,13 +119,13 @@ class EngineStream:
         try:
             await self._stream.write_in(data)
         except (OSError, RuntimeError, AssertionError):  # AssertionError: as in `close`
-            raise EnvironmentLost("the container or the docker engine is gone") from None
+            raise EnvironmentLost("the container or its engine is gone") from None
 
     async def end_input(self) -> None:
         """Its stdin ends once what was written is read."""
         response = self._stream._resp  # aiodocker has no half-close of its own
         if response and response.connection and (transport := response.connection.transport):
-            transport.write_eof()
+            _half_close(transport)
 
     async def read(self) -> bytes:
         """The next bytes of its stdout; b"" at the end."""
@@ -184,13 +176,13 @@ class EngineChannel(EngineStream):
     async def _kill(self, pid: str) -> None:
         with suppress(EnvironmentLost), engine_errors():
             async with asyncio.timeout(_KILL_SECONDS):
-                execution = await self._container.exec(["/bin/sh", "-c", _KILL, "sh", pid])
+                execution = await self._container.exec(["/bin/sh", "-c", KILL, "sh", pid])
                 await execution.start(detach=True)
 
 
 async def open_channel(container: "DockerContainer", ending: asyncio.Event) -> EngineChannel:
     """One more shell in the container."""
-    execution = await container.exec(["/bin/sh"], stdin=True, stdout=True, stderr=True)
+    execution = await container.exec(["/bin/sh", "-c", _CHANNEL], stdin=True, stdout=True, stderr=True)
     channel = EngineChannel(container, execution.start(), ending)
     try:
         await channel.connect()
@@ -201,17 +193,31 @@ async def open_channel(container: "DockerContainer", ending: asyncio.Event) -> E
     return channel
 
 
+def _half_close(transport: "Transport") -> None:
+    """Ends what we send, not what we hear."""
+    if transport.can_write_eof():
+        transport.write_eof()
+        return
+    # TLS says it by an alert, after which the other side may go on; asyncio has no word for it.
+    protocol: Any = getattr(transport, "_ssl_protocol", None)
+    with suppress(ssl.SSLError, AttributeError):  # SSLError: the other side's own end is not there yet
+        try:
+            protocol._sslobj.unwrap()
+        finally:
+            protocol._process_outgoing()
+
+
 @contextmanager
-def engine_errors() -> Iterator[None]:
-    """Whatever the engine answers, or that it does not, as EnvironmentLost in one line."""
+def engine_errors(name: str = "docker") -> Iterator[None]:
+    """Whatever the engine `name` answers, or that it does not, as EnvironmentLost in one line."""
     import aiohttp  # noqa: PLC0415 - heavy, imported when used
     from aiodocker import DockerError  # noqa: PLC0415 - an optional package, imported when used
 
     try:
         yield
     except TimeoutError:
-        raise EnvironmentLost("docker did not answer in time") from None
+        raise EnvironmentLost(f"{name} did not answer in time") from None
     except DockerError as error:
-        raise EnvironmentLost(f"docker: {one_line(error.message)}") from None
+        raise EnvironmentLost(f"{name}: {one_line(error.message)}") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise EnvironmentLost(f"docker: {one_line(str(error)) or type(error).__name__}") from None
+        raise EnvironmentLost(f"{name}: {one_line(str(error)) or type(error).__name__}") from None

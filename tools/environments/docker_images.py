@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tools.environments.docker_credentials import credentials
 from tools.environments.locking import alone
 from tools.errors import ImagePullFailed, ImageUnavailable, SetupFailed
 
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 PULL_SECONDS = 600.0
 _TRIES = 3
-_HUB = "https://index.docker.io/v1/"
 # Letters, digits and the separators of name, tag, digest and registry port: nothing that could change the URL's path.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:@/-]|\.(?!\.))*", re.ASCII)
 _REFUSED = re.compile(
     r"not found|(manifest|name) unknown|not known|denied|unauthorized|authentication required|does not exist"
-    r"|invalid (reference|repository)|must be lower|no matching manifest",
+    r"|no basic auth credentials|invalid (reference|repository)|must be lower|no matching manifest",
     re.IGNORECASE,
 )
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "i386": "386", "armv7l": "arm", "armv6l": "arm"}
 _RATE_LIMIT = re.compile(r"toomanyrequests|rate limit", re.IGNORECASE)
 
 
@@ -44,21 +45,53 @@ def one_line(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
-async def ready_image(engine: "Docker", image: str, seconds: float = PULL_SECONDS) -> dict[str, Any]:
-    """What the engine knows of `image` (its `images/NAME/json`), pulled within `seconds` where it is missing.
+class Images:
+    """The images of one engine, for one process.
 
-    Raises ImageUnavailable for a name that does not exist or may not be pulled, ImagePullFailed for what another try
-    can mend.
+    `policy`, in the words of `docker run --pull`: `missing` pulls what is not there; `always` pulls every image once
+    more, by the first who needs it; `never` pulls nothing.
     """
-    if not _NAME.fullmatch(image):
-        raise ImageUnavailable(f"{image[:200]!r} is not the name of an image")
-    if known := await _inspect(engine, image):
+
+    def __init__(self, policy: str = "missing", seconds: float = PULL_SECONDS) -> None:
+        self._policy = policy
+        self._seconds = seconds
+        self._pulled: set[str] = set()
+
+    async def ready(self, engine: "Docker", image: str) -> dict[str, Any]:
+        """What the engine knows of `image` (its `images/NAME/json`), pulled within the time where it has to be.
+
+        Raises ImageUnavailable for a name that does not exist or may not be pulled, ImagePullFailed for what another
+        try can mend.
+        """
+        if not _NAME.fullmatch(image):
+            raise ImageUnavailable(f"{image[:200]!r} is not the name of an image")
+        if known := await self._known(engine, image):
+            return known
+        if self._policy == "never":
+            raise ImageUnavailable(f"image {image}: it is not here, and pull_policy is never")
+        try:
+            async with asyncio.timeout(self._seconds), alone(_lock_file(image)):
+                return await self._known(engine, image) or await self._pull(engine, image)
+        except TimeoutError:
+            raise ImagePullFailed(f"image {image}: pull not finished within {self._seconds:g} s") from None
+
+    async def _known(self, engine: "Docker", image: str) -> dict[str, Any]:
+        """{} where it has to be pulled."""
+        if self._policy == "always" and image not in self._pulled:
+            return {}
+        return await _inspect(engine, image)
+
+    async def _pull(self, engine: "Docker", image: str) -> dict[str, Any]:
+        known = await _pull_patiently(engine, image)
+        self._pulled.add(image)
         return known
-    try:
-        async with asyncio.timeout(seconds), alone(_lock_file(image)):
-            return await _inspect(engine, image) or await _pull_patiently(engine, image)
-    except TimeoutError:
-        raise ImagePullFailed(f"image {image}: pull not finished within {seconds:g} s") from None
+
+
+def platform_of(known: Mapping[str, Any]) -> str:
+    """OS/ARCHITECTURE of an image or of an engine, in the words of images; "" where that is not said."""
+    machine = str(known.get("Architecture") or "")
+    system = str(known.get("Os") or known.get("OSType") or "")
+    return f"{system}/{_MACHINES.get(machine, machine)}" if machine and system else ""
 
 
 async def _inspect(engine: "Docker", image: str) -> dict[str, Any]:
@@ -76,10 +109,12 @@ async def _inspect(engine: "Docker", image: str) -> dict[str, Any]:
 
 
 async def _pull_patiently(engine: "Docker", image: str) -> dict[str, Any]:
+    shown, helpless = await credentials(image)
+    header = base64.urlsafe_b64encode(msgspec.json.encode(shown)).decode()
     for attempt in range(1, _TRIES + 1):
-        trouble = await _pull(engine, image)
+        trouble = await _pull(engine, image, header)
         if is_refusal(trouble):
-            raise ImageUnavailable(f"image {image}: {one_line(trouble)}")
+            raise ImageUnavailable(f"image {image}: {one_line(trouble)}" + (helpless and f" ({helpless})"))
         if not trouble and (known := await _inspect(engine, image)):
             return known
         if attempt < _TRIES:
@@ -87,15 +122,14 @@ async def _pull_patiently(engine: "Docker", image: str) -> dict[str, Any]:
     raise ImagePullFailed(f"image {image}: {one_line(trouble) or 'the pull ended without it'}")
 
 
-async def _pull(engine: "Docker", image: str) -> str:
+async def _pull(engine: "Docker", image: str, credentials_header: str) -> str:
     """One try; "" or what went wrong."""
     import aiohttp  # noqa: PLC0415 - heavy, imported when used
     from aiodocker import DockerError  # noqa: PLC0415 - an optional package, imported when used
 
     tagged = re.search(r"[:@][^/]*$", image)
     params = {"fromImage": image} | ({} if tagged else {"tag": "latest"})  # without one: every tag there is
-    credentials = msgspec.json.encode(_credentials(image, _docker_config()))
-    headers = {"X-Registry-Auth": base64.urlsafe_b64encode(credentials).decode()}
+    headers = {"X-Registry-Auth": credentials_header}
     try:
         # Not `images.pull`: it leaves its connection open when it is cancelled.
         async with engine._query("images/create", "POST", params=params, headers=headers) as reply:
@@ -124,35 +158,3 @@ def _lock_file(image: str) -> Path:
     if folder.lstat().st_uid != os.getuid():
         raise SetupFailed(f"{folder} belongs to another user: remove it, or set TMPDIR")
     return folder / f"pull-{hashlib.sha256(image.encode()).hexdigest()[:32]}.lock"
-
-
-def _docker_config() -> dict[str, Any]:
-    """The docker command's own settings ($DOCKER_CONFIG or ~/.docker, config.json), or {}."""
-    folder = os.environ.get("DOCKER_CONFIG")
-    path = (Path(folder) if folder else Path.home() / ".docker") / "config.json"
-    try:
-        config = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def _credentials(image: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """What `auths` of the docker command's settings holds for the image's registry, or {}."""
-    registry, _, _ = image.partition("/")
-    named = "/" in image and ("." in registry or ":" in registry or registry == "localhost")
-    auths = config.get("auths")
-    entry = auths.get(registry if named else _HUB) if isinstance(auths, dict) else None
-    if not isinstance(entry, dict):
-        return {}
-    if token := entry.get("identitytoken"):
-        return {"identitytoken": str(token)}
-    user, separator, password = _decoded(entry.get("auth")).partition(":")
-    return {"username": user, "password": password} if separator else {}
-
-
-def _decoded(text: object) -> str:
-    try:
-        return base64.b64decode(str(text)).decode()
-    except ValueError:
-        return ""

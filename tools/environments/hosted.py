@@ -23,7 +23,7 @@ from tools.environments.owner import is_dead
 from tools.environments.pipes import PipeChannel
 from tools.environments.processes import all_pids, kill_call
 from tools.environments.script import MARKER
-from tools.errors import SetupFailed
+from tools.errors import SandboxRefused, SetupFailed
 
 _PREFIX = "batch-sandbox-"
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
@@ -194,9 +194,11 @@ async def tried(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
     try:
         output, _ = await asyncio.wait_for(process.communicate(), _CHECK_SECONDS)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         return f"no answer within {_CHECK_SECONDS:g} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode == 0:
         return ""
     return " ".join(output.decode(errors="replace").split()) or f"exit code {process.returncode}"
@@ -254,7 +256,7 @@ def bound_volumes(volumes: Sequence[str]) -> list[tuple[str, str, bool]]:
         source, _, rest = volume.partition(":")
         target, _, mode = rest.partition(":")
         if not Path(source).exists() or not target.startswith("/") or mode not in ("", "rw", "ro"):
-            raise SetupFailed(
+            raise SandboxRefused(
                 f"volume {volume!r}: must be HOST:SANDBOX[:ro] with an existing HOST and an absolute path"
             )
         bound.append((str(Path(source).resolve()), target, mode == "ro"))

@@ -16,7 +16,7 @@ from tools.environments.hosted import Host, end_process, limits_by, reap_folders
 from tools.environments.process import ShellProcess
 from tools.environments.processes import all_pids, is_marked, kill_call
 from tools.environments.shell import ShellEnvironment, new_token
-from tools.errors import EnvironmentLost, SetupFailed
+from tools.errors import EnvironmentLost, SandboxRefused, SetupFailed
 
 _PARTS = ("workspace", "home", "temp")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -121,13 +121,13 @@ class LocalBackend:
 
 def _check_spec(spec: EnvironmentSpec) -> None:
     if spec.limits.network == "none":
-        raise SetupFailed("the local backend cannot take the network away: choose bubblewrap or docker")
+        raise SandboxRefused("the local backend cannot take the network away: choose bubblewrap or docker")
     if spec.cwd.startswith("/") and not Path(spec.cwd).is_dir():
-        raise SetupFailed(
+        raise SandboxRefused(
             f"working directory {spec.cwd!r}: the local backend makes no directory outside its own folder"
         )
     if spec.volumes:
-        raise SetupFailed("the local backend has no volumes: choose bubblewrap or docker")
+        raise SandboxRefused("the local backend has no volumes: choose bubblewrap or docker")
 
 
 LOCAL = LocalBackend()

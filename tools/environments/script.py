@@ -21,6 +21,16 @@ MARKER = "BATCH_CALL"
 LONG_COMMAND = 100_000
 """Bytes. Linux takes no single argument above 128 KiB."""
 
+KILL = """\
+for d in /proc/[0-9]*; do
+  while read -r k v _; do
+    case $k in PPid:) [ "$v" != "$1" ] || kill -KILL "${d#/proc/}"; break;; esac
+  done <"$d/status"
+done 2>/dev/null
+kill -KILL "$1"
+"""
+"""From another shell of the sandbox: kills the children of process $1, then itself."""
+
 _CHUNK = 32_768
 
 _FUNCTIONS = r"""
@@ -47,7 +57,14 @@ census() {
   for d in "$@"; do
     case $o in *" $d "*) continue;; esac
     look "$d"
-    if [ "$s" != Z ]; then v=1; return; fi
+    [ "$s" != Z ] || continue
+    if [ "$K" ]; then
+      y=
+      read -r y <"/proc/$p/cmdline"
+      case $y in *"$K"*) continue;; esac
+    fi
+    v=1
+    return
   done
 }
 alive() {
@@ -173,16 +190,16 @@ def words(*parts: str | bytes) -> bytes:
     return b" ".join(quote(part.encode() if isinstance(part, str) else part) for part in parts) + b"\n"
 
 
-def prelude(private: str, processes: str, shell: bytes = b"") -> bytes:
+def prelude(private: str, processes: str, shell: bytes = b"", ours: str = "") -> bytes:
     """What makes a plain `sh` a channel. After each command it looks for new processes in `processes`: /proc, or a file
-    that lists those of the sandbox; not where that is "".
+    that lists those of the sandbox; not where that is "". Children of a program with `ours` in its name are not new.
 
     The first channel has no `shell` yet. It keeps the variables that it was started with before ours may hide some.
     """
     keep = b"" if shell else b"unset %s; export -p >|%s\n" % (MARKER.encode(), _part(private, "0"))
     file = "" if processes == "/proc" else processes
     names = quote(private.encode()), b"1" if processes else b"", quote(shell), quote(file.encode())
-    assignments = b"P=%s G=%s X=%s J=%s\n" % names
+    assignments = b"P=%s G=%s X=%s J=%s K=%s\n" % (*names, quote(ours.encode()))
     return keep + assignments + _FUNCTIONS.encode()
 
 

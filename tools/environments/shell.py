@@ -14,7 +14,7 @@ from tools.environments.channel import Channel, OpenChannel
 from tools.environments.channels import ChannelEnded, Channels, Reply, new_nonce
 from tools.environments.output import BoundedText
 from tools.environments.process import ShellProcess
-from tools.errors import EnvironmentLost, SetupFailed, ToolError
+from tools.errors import EnvironmentLost, SandboxRefused, SetupFailed, ToolError
 
 TIMED_OUT = 124
 _KILLED = 137
@@ -48,6 +48,9 @@ class ShellEnvironment:
     /proc, or a file that lists them (a control group's); "" is for a subclass that sees them from outside and overrides
     `_lives_on`, `_alive`, `_kill`.
     """
+
+    ours = ""
+    """What stands in the command of programs whose children are not the sandbox's own, where a backend has such."""
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class ShellEnvironment:
         done, shell, cwd = fields.rstrip(b"\n").split(b"|", 2)
         if done != b"0":
             reason = output.decode(errors="replace").strip() or "its directory cannot be used"
-            raise SetupFailed(f"working directory {self._cwd.decode()!r}: {reason}")
+            raise SandboxRefused(f"working directory {self._cwd.decode()!r}: {reason}")
         self._shell, self._cwd = shell, cwd
 
     async def leave(self) -> None:
@@ -107,7 +110,7 @@ class ShellEnvironment:
     def _check_variables(self) -> None:
         for name, value in self._variables.items():
             if not name.isascii() or not name.isidentifier() or "\0" in value:
-                raise SetupFailed(f"environment variable {name!r}: not a name and value that a shell can hold")
+                raise SandboxRefused(f"environment variable {name!r}: not a name and value that a shell can hold")
 
     # commands
 
@@ -301,7 +304,7 @@ class ShellEnvironment:
         return f"{self.token}.{next(self._calls)}.", new_nonce()
 
     def _prelude(self) -> bytes:
-        return script.prelude(self._private, self._processes, self._shell)
+        return script.prelude(self._private, self._processes, self._shell, self.ours)
 
     @asynccontextmanager
     async def _calling(self, call: str, request: bytes) -> AsyncIterator[Channel]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from tools.environments.base import Environment, EnvironmentSpec
+from tools.environments.base import Backend, BackendSettings, Environment, EnvironmentSpec
 from tools.environments.cgroup import usable_bases
 from tools.environments.channel import base_variables
 from tools.environments.docker_images import PULL_SECONDS
@@ -29,7 +29,7 @@ from tools.environments.hosted import Host, bound_volumes, limits_by, reap_folde
 from tools.environments.inside import file_inside
 from tools.environments.shell import new_token
 from tools.environments.singularity_images import DEFAULT_IMAGE, ready_image
-from tools.errors import SetupFailed
+from tools.errors import SandboxRefused, SetupFailed
 
 _PROGRAMS = ("apptainer", "singularity")
 _PARTS = ("workspace", "door", "overlay", "work")
@@ -150,7 +150,8 @@ class SingularityBackend:
     takes_images = True
     isolates = True
 
-    def __init__(self, build_seconds: float = PULL_SECONDS) -> None:
+    def __init__(self, cache: str = "", build_seconds: float = PULL_SECONDS) -> None:
+        self._cache = cache
         self._build_seconds = build_seconds
 
     async def check(self) -> str:
@@ -175,13 +176,16 @@ class SingularityBackend:
 
     async def prepare(self, image: str) -> None:
         """See `Backend.prepare`. SetupFailed where the program or the cache's folder is missing."""
-        await ready_image(_needed(), image, self._build_seconds)
+        await self._ready_image(_needed(), image)
+
+    async def _ready_image(self, program: str, image: str) -> Path:
+        return await ready_image(program, image, self._cache, self._build_seconds)
 
     @asynccontextmanager
     async def open(self, spec: EnvironmentSpec) -> AsyncIterator[Environment]:
         """See `Backend.open`."""
         program = _needed()
-        image = await ready_image(program, spec.image, self._build_seconds)
+        image = await self._ready_image(program, spec.image)
         host = Host(spec, new_token(), _PARTS)
         try:
             _refuse_without_limits(host.cgroup is not None)
@@ -203,7 +207,7 @@ class SingularityBackend:
 def _refuse_without_limits(has_groups: bool) -> None:
     """A limit of processes by `ulimit` does not hold root. Raises SetupFailed."""
     if not has_groups and os.getuid() == 0:
-        raise SetupFailed(f"a sandbox cannot be limited here: {_NO_LIMITS}")
+        raise SandboxRefused(f"a sandbox cannot be limited here: {_NO_LIMITS}")
 
 
 def _own_programs(folder: Path) -> list[str]:
@@ -221,4 +225,6 @@ def _own_programs(folder: Path) -> list[str]:
     return options
 
 
-SINGULARITY = SingularityBackend()
+def open_singularity(settings: BackendSettings) -> Backend:
+    """The backend with this cache of images."""
+    return SingularityBackend(settings.singularity_cache)

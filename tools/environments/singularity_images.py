@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tools.environments.docker_images import PULL_SECONDS, is_refusal, one_line
+from tools.environments.docker_images import is_refusal, one_line
 from tools.environments.hosted import remove_tree
 from tools.environments.locking import alone
 from tools.errors import ImagePullFailed, ImageUnavailable, SetupFailed
@@ -81,16 +81,18 @@ def _key(text: str, state: str) -> str:
     return f"{name}-{hashlib.sha256(f'{text} {state}'.encode()).hexdigest()[:16]}"
 
 
-def cache_folder() -> Path:
-    """Where built images are: a folder of ours in Apptainer's cache."""
+def cache_folder(chosen: str) -> Path:
+    """Where built images are: the one that was chosen, else a folder of ours in Apptainer's cache."""
+    if chosen:
+        return Path(chosen).expanduser().absolute()
     for name in ("APPTAINER_CACHEDIR", "SINGULARITY_CACHEDIR"):
         if place := os.environ.get(name):
             return Path(place).expanduser().absolute() / "batch-runner"
     return Path.home() / ".apptainer" / "cache" / "batch-runner"
 
 
-async def ready_image(program: str, image: str, seconds: float = PULL_SECONDS) -> Path:
-    """The image's directory, built within `seconds` where it is missing.
+async def ready_image(program: str, image: str, cache: str, seconds: float) -> Path:
+    """The image's directory, built into `cache` (see `cache_folder`) within `seconds` where it is missing.
 
     Raises ImageUnavailable for what does not exist or may not be pulled, ImagePullFailed for what another try can mend,
     SetupFailed for a cache that cannot be written.
@@ -98,7 +100,7 @@ async def ready_image(program: str, image: str, seconds: float = PULL_SECONDS) -
     source = find_source(image)
     if not source.key:
         return Path(source.text)
-    folder = cache_folder()
+    folder = cache_folder(cache)
     place = folder / source.key
     if place.is_dir():
         return place

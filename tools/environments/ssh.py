@@ -24,7 +24,7 @@ from tools.environments.owner import is_dead
 from tools.environments.shell import ShellEnvironment, new_token
 from tools.environments.ssh_connection import MISSING_PACKAGE, Links, SshChannel, Target, parse_target
 from tools.environments.ssh_script import Found, HostFacts, Record
-from tools.errors import EnvironmentLost, RowFailed, SetupFailed, SetupTimeout, UsageProblem
+from tools.errors import EnvironmentLost, RowFailed, SandboxRefused, SetupFailed, SetupTimeout, UsageProblem
 
 _CHECK_SECONDS = 20.0
 _ANSWER_SECONDS = 60.0
@@ -132,7 +132,7 @@ class Sandbox:
         if verdict == "full":
             raise Full
         if verdict == "place":
-            raise SetupFailed(
+            raise SandboxRefused(
                 f"working directory {self._spec.cwd!r}: the ssh backend makes no directory outside its own folder"
             )
         if verdict != "made":
@@ -144,7 +144,7 @@ class Sandbox:
         limits = self._spec.limits
         problem = "" if self._groups else ssh_script.refused(self._facts, limits)
         if problem:
-            raise SetupFailed(
+            raise SandboxRefused(
                 f"{self._host.target} cannot limit {problem}: let this user make control groups there (delegate"
                 " one), or ask for other limits"
             )
@@ -367,6 +367,6 @@ def is_stale(found: Found) -> bool:
 
 def _check_spec(spec: EnvironmentSpec) -> None:
     if spec.limits.network == "none":
-        raise SetupFailed("the ssh backend cannot take the network away: choose docker")
+        raise SandboxRefused("the ssh backend cannot take the network away: choose docker")
     if spec.volumes:
-        raise SetupFailed("the ssh backend has no volumes: choose docker")
+        raise SandboxRefused("the ssh backend has no volumes: choose docker")

@@ -8,13 +8,17 @@ from tools.errors import UsageProblem
 
 BACKENDS = {
     "bubblewrap": "tools.environments.bubblewrap:BUBBLEWRAP",
-    "docker": "tools.environments.docker:DOCKER",
+    "daytona": "tools.environments.daytona:DAYTONA",
+    "docker": "tools.environments.docker:open_docker",
     "local": "tools.environments.local:LOCAL",
-    "singularity": "tools.environments.singularity:SINGULARITY",
+    "modal": "tools.environments.modal:MODAL",
+    "podman": "tools.environments.docker:open_podman",
+    "singularity": "tools.environments.singularity:open_singularity",
     "ssh": "tools.environments.ssh:open_ssh",
 }
 """Name to "module:OBJECT"; what can be called makes a backend of the settings."""
 
+ENGINES = ("docker", "podman")
 _DEFAULTS = BackendSettings()
 
 
@@ -35,11 +39,13 @@ async def resolve_backend(requested: str, wants_image: bool, settings: BackendSe
     Raises UsageProblem when it cannot be used here, or has no images and one is wanted.
     """
     if requested != "auto":
+        _refuse_what_it_drops(requested, settings)
         return await _given(requested, wants_image, settings)
     missing = []
     for name in ("docker",) if wants_image else ("bubblewrap", "docker"):
         problem = await load_backend(name, settings).check()
         if not problem:
+            _refuse_what_it_drops(name, settings)
             return name
         missing.append(problem)
     raise UsageProblem(
@@ -53,10 +59,23 @@ async def resolve_backend(requested: str, wants_image: bool, settings: BackendSe
     )
 
 
+def _refuse_what_it_drops(name: str, settings: BackendSettings) -> None:
+    """Settings that only engines of containers know."""
+    if name in ENGINES:
+        return
+    names = ("pull_policy", "container_user", "read_only_root", "gpus")
+    dropped = [each for each in names if getattr(settings, each) != getattr(_DEFAULTS, each)]
+    if settings.network not in ("on", "none"):
+        dropped.append(f"network {settings.network}")
+    if dropped:
+        others = " and ".join(ENGINES)
+        raise UsageProblem(f"{', '.join(dropped)}: not with container_backend {name}, only with {others}")
+
+
 async def _given(name: str, wants_image: bool, settings: BackendSettings) -> str:
     backend = load_backend(name, settings)
     if wants_image and not backend.takes_images:
-        others = "choose docker or singularity, or leave the image out"
+        others = "choose docker, podman or singularity, or leave the image out"
         raise UsageProblem(f"container_backend {name} takes no images: {others}")
     problem = await backend.check()
     if problem:

@@ -1,0 +1,52 @@
+"""Sandboxes of Modal through the program: its workers find the service, and what cannot be had is said at once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.modal_server import ModalServer
+from tests.e2e.against import called, results_of, run_against, said, script
+from tests.e2e.program import run_program
+from tests.endpoint import EndpointProcess, tool_call
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ModalServer]:
+    server = ModalServer()
+    yield server
+    server.close()
+
+
+def test_a_row_runs_there(server: ModalServer, tmp_path: Path) -> None:
+    command = "cat /proc/1/cmdline | tr '\\0' ' '; pwd"
+    rules = script("far", called(tool_call("terminal", {"command": command})), said("done"))
+    variables: dict[str, Any] = {**server.variables()}
+    with EndpointProcess(rules) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, ["far"], "--container_backend=modal", **variables)
+    row = ran.rows["far"]
+    assert (row["status"], row["environment"]["backend"]) == ("completed", "modal"), row["error"]
+    (result,) = results_of(row)
+    assert result["output"].startswith("/sbin/docker-init")
+    assert result["output"].endswith("/workspace\n")
+    assert server.sandboxes() == 0
+
+
+def test_a_wrong_token_is_refused_before_a_row_starts(server: ModalServer, tmp_path: Path) -> None:
+    wrong: dict[str, Any] = {**server.variables(), "MODAL_TOKEN_SECRET": "wrong"}
+    with EndpointProcess(script("far", said("never"))) as endpoint:
+        ran = run_against(endpoint.url, tmp_path, ["far"], "--container_backend=modal", **wrong)
+    assert ran.code == 2
+    assert "container_backend modal: modal takes no such token: run `modal token new`" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_whether_it_is_ready_is_listed(server: ModalServer, tmp_path: Path) -> None:
+    def state(**variables: Any) -> str:
+        code, out, _ = run_program("--list_backends", home=tmp_path, **variables)
+        assert code == 0
+        return next(line for line in out.splitlines() if " modal " in line)
+
+    assert "ready" in state(**server.variables())
+    assert "modal takes no such token" in state()
