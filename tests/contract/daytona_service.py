@@ -331,11 +331,18 @@ class Terminal:
 
     async def close(self) -> None:
         self._loop.remove_reader(self._fd)
-        os.close(self._fd)
         if self.process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)  # `Process.kill` would take its status from whoever waits
+            self._kill()
         await self.process.wait()
+        os.close(self._fd)  # not before: its hang-up would end `nsenter` first
+
+    def _kill(self) -> None:
+        """What `nsenter` waits for, so that nobody else has to take its status: a sandbox cannot go before that."""
+        pid = self.process.pid
+        with suppress(OSError):
+            inside = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            for each in inside or [str(pid)]:
+                os.kill(int(each), signal.SIGKILL)  # `Process.kill` would take its status from whoever waits
 
 
 def _groups(pid: int) -> list[Path]:

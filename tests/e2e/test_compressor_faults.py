@@ -145,7 +145,7 @@ def test_a_summarizer_whose_answers_are_all_refused_is_asked_no_more(folder: Pat
 def test_requests_of_an_interrupted_row_are_counted(folder: Path) -> None:
     write_dataset(folder / "in.jsonl", [row(0)])
     with EndpointProcess(rules=[{"call": [1, 1], "status": 500}, SAID]) as endpoint:
-        flags = [*against(endpoint.url), *SMALL, "--retry_delay=2"]
+        flags = [*against(endpoint.url), *SMALL, "--retry_delay=4"]
         with Program(*flags, home=folder, script=SCRIPT) as program:
             wait_until(lambda: endpoint.stats()["requests"] == 1)
             program.interrupt()
@@ -562,11 +562,12 @@ def test_another_template_of_the_same_name_is_another_run(folder: Path) -> None:
 
 def test_a_file_in_the_place_of_an_output_is_not_overwritten(folder: Path) -> None:
     for name in ("out.jsonl", "out_metrics.json"):
-        with EndpointProcess(rules=[{**SAID, "delay": 0.5}]) as endpoint:
+        with EndpointProcess(rules=[{**SAID, "hold": True}]) as endpoint:
             flags = [*against(endpoint.url), *QUICK]
             with Program(*flags, home=folder, script=SCRIPT) as program:
                 wait_until(lambda: endpoint.stats()["requests"] == 3)
                 (folder / name).write_text("precious")
+                endpoint.set_rules([SAID])
                 code, out, err = program.end()
             assert code == 3, out + err
             assert f"{name} appeared" in out + err

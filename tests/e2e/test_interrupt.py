@@ -73,7 +73,6 @@ def resume(bench: Bench, out: str) -> None:
     ("number", "whom", "workers"),
     [
         (signal.SIGINT, "group", 2),
-        (signal.SIGTERM, "group", 2),
         (signal.SIGTERM, "parent", 2),
         (signal.SIGINT, "group", 0),
     ],
