@@ -43,7 +43,7 @@ test: $(VENV)/test.stamp
 	@tests/contract/podman.sh || tests/contract/podman.sh  # it downloads: a second try
 	@tests/contract/apptainer.sh || tests/contract/apptainer.sh  # as above
 	@home=$$(mktemp -d); trap 'rm -rf "$$home"' EXIT; \
-	HOME=$$home HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) </dev/null
+	HOME=$$home HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS) </dev/null
 
 bench: $(VENV)/test.stamp
 	@$(call apt,bubblewrap openssh-server openssh-client)
