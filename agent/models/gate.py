@@ -27,6 +27,8 @@ START_WAIT = 4.0  # seconds that an endpoint which never answered is tried: with
 PROBE_LONGEST = 10.0  # seconds between two probes of an unreachable endpoint, from 0.5 doubling
 ROW_FAULTS = 20  # rows in a row that end by an endpoint's refusal
 LATE = 2.0  # time-outs beyond half of the good answers that halve the limit
+UNKNOWN = 4  # requests at once under a limit of tokens until a reply tells how long replies are
+REMEMBERED = 100  # replies by which that is judged
 MINUTE = 60.5  # seconds: requests that leave a minute apart may arrive a little less apart
 
 
@@ -96,44 +98,59 @@ class _Entry(Struct, eq=False):
     """What one request counts against a limit per minute, for as long as it is `counted`."""
 
     at: float
-    tokens: int
+    tokens: int  # an estimate while it is out
+    is_out: bool = True
     counted: bool = False
 
 
 class _Minute:
     """Requests and tokens of the last 60 seconds. Nothing is ever above a limit within any 60 seconds, but for one
-    request that alone counts more tokens than `tpm`, and for what estimates were short of."""
+    request that alone counts more tokens than `tpm`, and for replies that are longer than those before."""
 
     def __init__(self, rpm: int | None, tpm: int | None) -> None:
         self._rpm = rpm
         self._tpm = tpm
         self._entries: deque[_Entry] = deque()
         self._tokens = 0
+        self._out = 0  # entries that are no more than estimates
+        self._replies = 0
+        self._beyond = 0.0  # tokens that requests had beyond their estimates, in the mean
 
-    def free_at(self, now: float, tokens: int) -> float:
-        """When a request of so many tokens may go: `now` or later."""
+    def is_new(self) -> bool:
+        """Whether no reply has told yet what requests count."""
+        return self._tpm is not None and not self._replies
+
+    def free_at(self, now: float, estimate: int) -> float:
+        """When a request of about so many tokens may go: `now` or later."""
         while self._entries and self._entries[0].at <= now - MINUTE:
             self._forget(self._entries.popleft())
         if not self._entries:
             return now
-        return max(now, self._requests_free_at(now), self._tokens_free_at(now, tokens))
+        return max(now, self._requests_free_at(now), self._tokens_free_at(now, estimate))
 
-    def add(self, now: float, tokens: int) -> _Entry:
+    def add(self, now: float, estimate: int) -> _Entry:
         """Counts a request, for now with an estimate of its tokens."""
-        entry = _Entry(now, tokens, counted=self._rpm is not None or self._tpm is not None)
+        entry = _Entry(now, estimate, counted=self._rpm is not None or self._tpm is not None)
         if entry.counted:
             self._entries.append(entry)
-            self._tokens += tokens
+            self._tokens += estimate
+            self._out += 1
         return entry
 
-    def correct(self, entry: _Entry, tokens: int) -> None:
-        """The tokens that a request really had."""
+    def answer(self, entry: _Entry, tokens: int) -> None:
+        """A request is over, and had so many tokens, 0 if nobody knows."""
+        if tokens:
+            self._replies += 1
+            self._beyond += (tokens - entry.tokens - self._beyond) / min(self._replies, REMEMBERED)
         if entry.counted:
-            self._tokens += tokens - entry.tokens
-            entry.tokens = tokens
+            self._out -= 1
+            self._tokens += (tokens or entry.tokens) - entry.tokens
+        entry.tokens = tokens or entry.tokens
+        entry.is_out = False
 
     def _forget(self, entry: _Entry) -> None:
         self._tokens -= entry.tokens
+        self._out -= entry.is_out
         entry.counted = False
 
     def _requests_free_at(self, now: float) -> float:
@@ -141,14 +158,14 @@ class _Minute:
             return now
         return self._entries[len(self._entries) - self._rpm].at + MINUTE
 
-    def _tokens_free_at(self, now: float, tokens: int) -> float:
+    def _tokens_free_at(self, now: float, estimate: int) -> float:
         if self._tpm is None:
             return now
-        over = self._tokens + tokens - self._tpm
+        over = self._tokens + estimate + (self._out + 1) * self._beyond - self._tpm
         for entry in self._entries:
             if over <= 0:
                 break
-            over -= entry.tokens
+            over -= entry.tokens + entry.is_out * self._beyond
             now = entry.at + MINUTE
         return now
 
@@ -245,10 +262,11 @@ class RunGate:
 
     @property
     def cooling_until(self) -> float | None:
-        """When requests go on, in the loop's time; None if nothing holds all of them up."""
+        """When requests go on, in the loop's time; None if nothing holds all of them up for a second or more."""
         now = asyncio.get_running_loop().time()
         if any(slot.is_open(now) for slot in self._slots):
-            return None
+            free_at = self._minute.free_at(now, self._waiters[0].tokens) if self._waiters else now
+            return free_at if free_at >= now + 1 else None
         times = [at for slot in self._slots if (at := slot.opens_at()) is not None]
         return min(times, default=now)
 
@@ -256,6 +274,8 @@ class RunGate:
     def cooling_reason(self) -> str:
         """What requests wait for while something holds all of them up."""
         now = asyncio.get_running_loop().time()
+        if any(slot.is_open(now) for slot in self._slots):
+            return "rpm or tpm"
         return "rate limit" if any(slot.cooling_until > now for slot in self._slots) else "endpoint"
 
     @property
@@ -292,8 +312,7 @@ class RunGate:
         if flight is None:
             return
         flight.slot.in_flight -= 1
-        if tokens := verdict.tokens or verdict.spend.all_tokens:
-            self._minute.correct(flight.entry, tokens)
+        self._minute.answer(flight.entry, verdict.tokens or verdict.spend.all_tokens)
         self._budget.spent += verdict.spend
         self._judge(lease, flight, verdict)
         if self._budget.reached():
@@ -353,6 +372,8 @@ class RunGate:
         slot = self._slot(now)
         if slot is None:
             return None, self._next_opening(now)
+        if self._minute.is_new() and len(self._flights) >= UNKNOWN:
+            return None, None
         free_at = self._minute.free_at(now, tokens)
         return (slot, None) if free_at <= now else (None, free_at)
 

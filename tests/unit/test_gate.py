@@ -431,13 +431,38 @@ async def test_requests_per_minute_hold_in_every_minute() -> None:
 @virtual
 async def test_tokens_per_minute_count_what_was_reported_not_what_was_estimated() -> None:
     gate = gate_of([1], 100, tpm=1000)
-    await once(gate, Verdict(kind="ok", tokens=900), tokens=10)
-    await once(gate, Verdict(kind="ok", tokens=50), tokens=100)
+    await once(gate, Verdict(kind="ok", tokens=400), tokens=100)
+    await once(gate, Verdict(kind="ok", tokens=550), tokens=100)
     assert now() == 0.0
     await once(gate, OK, tokens=100)
     assert now() == 60.5
     await once(gate, OK, tokens=5000)
     assert now() == 121.0, "one that is larger than the limit goes alone"
+
+
+@virtual
+async def test_how_long_replies_are_is_learnt_before_many_are_asked_for() -> None:
+    """Estimates know the requests alone."""
+    gate = gate_of([1], 100, tpm=20_000)
+    sent: list[float] = []
+
+    async def ask() -> None:
+        lease = await gate.acquire(100)
+        sent.append(now())
+        await asyncio.sleep(1)
+        gate.release(lease, Verdict(kind="ok", tokens=2_100))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(40):
+            group.create_task(ask())
+        await asyncio.sleep(0.5)
+        assert len(sent) == 4
+        assert gate.cooling_until is None
+        await asyncio.sleep(5)
+        assert gate.cooling_until == 60.5
+        assert gate.cooling_reason == "rpm or tpm"
+    busiest = max(sum(at <= other < at + 60 for other in sent) for at in sent)
+    assert busiest == 9, "9 of 2,100 tokens are below 20,000"
 
 
 @virtual
