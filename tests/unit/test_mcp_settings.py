@@ -10,7 +10,7 @@ import pytest
 
 from agent.catalog import Sources, open_catalog
 from agent.outcome import RolloutPolicy
-from agent.text import MIN_SECRET_LENGTH, Redactor, secrets_from
+from agent.text import MIN_SECRET_LENGTH, secrets_from
 from batch.manifest import Invocation, differences
 from batch.settings import RunSettings, load_settings, manifest, recorded, resume_command
 from tools.base import ToolSpec
@@ -96,7 +96,7 @@ def test_a_command_is_words() -> None:
         ({"a": "x"}, "--mcp_servers: Expected `object`, got `str`"),
         ("- x\n- y", "--mcp_servers: Expected `object`, got `array`"),
         (
-            {"a-b": {"url": "http://x", "headers": {"KEY": "1"}}, "a_b": {"command": "x", "env": {"KEY": "2"}}},
+            {"a-b": {"url": "http://x", "headers": {"KEY": "k1"}}, "a_b": {"command": "x", "env": {"KEY": "k2"}}},
             "rename one",
         ),
     ],
@@ -279,6 +279,39 @@ IN_WORDS = {
         [f"https://x.org/mcp?exaApiKey={KEY}&sort_key=name"],
         ["https://x.org/mcp?exaApiKey=[REDACTED]&sort_key=name"],
     ),
+    "env=": ([f"--env=GITHUB_TOKEN={KEY}", "image"], ["--env=GITHUB_TOKEN=[REDACTED]", "image"]),
+    "-e joined": ([f"-esome_key={KEY}"], ["-esome_key=[REDACTED]"]),
+    "-e lower": (["-e", f"some_key={KEY}", "image"], ["-e", "some_key=[REDACTED]", "image"]),
+    "--env lower": (["--env", f"some_key={KEY}"], ["--env", "some_key=[REDACTED]"]),
+    "nested": (["--set", f"auth.token={KEY}"], ["--set", "auth.token=[REDACTED]"]),
+    "nested=": ([f"--args=--token={KEY}"], ["--args=--token=[REDACTED]"]),
+    "-H joined": ([f"-HX-Api-Key: {KEY}"], ["-HX-Api-Key: [REDACTED]"]),
+    "X-Auth": (["-H", f"X-Auth: {KEY}"], ["-H", "X-Auth: [REDACTED]"]),
+    "any key of a header": (["-H", f"Some-Key: {KEY}"], ["-H", "Some-Key: [REDACTED]"]),
+    "coded name": ([f"https://x.org/?api%5Fkey={KEY}&a=1"], ["https://x.org/?api%5Fkey=[REDACTED]&a=1"]),
+    "fragment": ([f"https://x.org/#access_token={KEY}&a=1"], ["https://x.org/#access_token=[REDACTED]&a=1"]),
+    "signature": (
+        [f"https://x.org/?sig={KEY}&X-Amz-Signature={KEY}2&auth={KEY}3"],
+        ["https://x.org/?sig=[REDACTED]&X-Amz-Signature=[REDACTED]&auth=[REDACTED]"],
+    ),
+    "pairs": ([f"Server=h;Password={KEY};x=y"], ["Server=h;Password=[REDACTED];x=y"]),
+    "pairs first": (["--db", f"password={KEY};x=y"], ["--db", "password=[REDACTED];x=y"]),
+    "pairs=": ([f"--db=Driver={{A B}};UID=sa;PWD='{KEY};1';"], ["--db=Driver={A B};UID=sa;PWD='[REDACTED]';"]),
+    "pairs with a URL": (
+        [f"Endpoint=sb://x.org/;SharedAccessKeyName=Root;SharedAccessKey={KEY}="],
+        ["Endpoint=sb://x.org/;SharedAccessKeyName=Root;SharedAccessKey=[REDACTED]"],
+    ),
+    "password with /": ([f"postgres://me:{KEY}/a@x.org/db?a=b@c"], ["postgres://x.org/db?a=b@c"]),
+    "password with ?": ([f"--dsn=postgres://me:ab?{KEY}@x.org/db"], ["--dsn=postgres://x.org/db"]),
+    "password with @": ([f"postgres://me:a@{KEY}@x.org/db"], ["postgres://x.org/db"]),
+    "code": (["-c", f"import x; TOKEN = '{KEY}'; x.run(1)"], ["-c", "import x; TOKEN = '[REDACTED]'; x.run(1)"]),
+    "code of an item": (["-c", f"environ['TOKEN']='{KEY}'"], ["-c", "environ['TOKEN']='[REDACTED]'"]),
+    "code of a call": (["-e", f'run({{apiKey: "{KEY}"}})'], ["-e", 'run({apiKey: "[REDACTED]"})']),
+    "escaped": (
+        ["-c", f'x --headers "{{\\"token\\": \\"{KEY}\\"}}"'],
+        ["-c", 'x --headers "{\\"token\\": \\"[REDACTED]\\"}"'],
+    ),
+    "capitals": (["--token", f"--X{KEY}"], ["--token", "[REDACTED]"]),
 }
 
 
@@ -358,24 +391,73 @@ def test_what_is_no_credential_is_left_alone(words: tuple[str, ...]) -> None:
     assert load_recorded(server) == server
 
 
-def test_what_may_be_other_text_is_kept_out_of_the_record_only(tmp_path: Path) -> None:
-    path = tmp_path / "a-key-of-mine.pem"
-    path.write_text("x", encoding="utf-8")
+HARMLESS = {
+    "an option": ("--use-token", "--port", "1"),
+    "an option=": ("--use-token", "--max_rows=100", "--with-credentials", "--logLevel", "debug"),
+    "a letter": ("--use-token", "-v", "--pass", "-q"),
+    "a truth": ("--token", "true", "--token=false"),
+    "a number": ("--max-token", "4096", "--pass=2", "--token=0.5"),
+    "a path": ("--private-key", "/run/secrets/a-key-of-mine", "--with-credentials", "/data"),
+    "a relative path": (
+        "--cookie",
+        "~/.cookies.txt",
+        "--cookie=./a-jar-of-them.txt",
+        "--credentials",
+        "../x/keys.json",
+    ),
+    "a path of Windows": ("--credentials", "C:\\Users\\me\\keys.json"),
+    "a pattern": ("--pat", "*.txt", "--pat=src/**/*_test.py", "--pat", "**"),
+    "a special token": (
+        "--eos-token",
+        "<eos>",
+        "--pad-token=<|pad|>",
+        "--stop-token",
+        "</s>",
+        "--mask-token",
+        "[MASK]",
+    ),
+    "a user": ("git+ssh://git@github.com/a/b", "ssh://me-of-some-length@x.org/a"),
+    "a port": ("http://x.org:8080/some/folder@1.2", "http://${HOST_OF_IT}:${PORT_OF_IT}/some/folder@1.2"),
+    "a host of IPv6": ("http://[::1]:8080/some/folder@1.2",),
+    "a variable that is passed on": ("-e", "GITHUB_TOKEN", "image-of-some-length", "--env", "A_KEY", "image-of-it"),
+    "pairs": ("Server=some.host.org;Database=name-of-it;Timeout=5",),
+    "code": ("-c", "tokens = 'some of a length'; sort_key = 'name-of-it'"),
+    "a parameter": ("https://x.org/a?auth=true&sort_sig_by=name-of-some-length#sort_key=name-of-it",),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_no_key_looks_like_is_none(name: str) -> None:
+    server = McpServer(command="npx", args=HARMLESS[name])
+    assert secret_variables({"s": server}, {}) == {}
+    assert load_recorded(server) == server
+
+
+def test_the_password_of_a_url_may_be_a_variable() -> None:
+    server = McpServer(command="npx", args=("postgres://me:${NOTES}@x.org/db", f"postgres://me:ab#{KEY}@x.org/db"))
+    assert load_recorded(server).args == ("postgres://me:${NOTES}@x.org/db", "postgres://x.org/db")
+    assert set(secret_variables({"s": server}, {"NOTES": "n"}).values()) == {"n", f"ab#{KEY}"}
+
+
+def test_arguments_may_name_the_servers_own_variables() -> None:
     server = McpServer(
-        command="npx", args=("--private-key", str(path), "--pass", "four", "--token", "--with-a-long-name")
+        command="npx",
+        args=("mcp-remote", "https://x.org/mcp", "--header", "Authorization:${AUTH_HEADER}", "${HOME}", "${REGION}"),
+        env={"AUTH_HEADER": f"Bearer {KEY}", "HOME": "/its/own", "REGION": "${WHERE}"},
     )
-    assert load_recorded(server).args == (
-        "--private-key",
-        "[REDACTED]",
-        "--pass",
-        "[REDACTED]",
-        "--token",
-        "[REDACTED]",
-    )
-    text = f"four {path} --with-a-long-name"
-    variables = secret_variables({"s": server}, {})
-    assert Redactor(secrets_from(variables, {})[0]).text(text) == text
-    assert filled(without_secrets({"s": server}, variables)["s"], variables).words == server.words
+    environ = {"HOME": "/home/me", "WHERE": "here"}
+    reached = filled(server, environ)
+    assert reached.words[4:] == (f"Authorization:Bearer {KEY}", "/home/me", "here")
+    assert reached.env["AUTH_HEADER"] == f"Bearer {KEY}"
+    variables = secret_variables({"s": server}, environ)
+    assert KEY in secrets_from(variables, {})[0].values()
+    travelling = without_secrets({"s": server}, variables)
+    assert KEY.encode() not in msgspec.msgpack.encode(travelling)
+    assert filled(travelling["s"], {**environ, **variables}) == reached
+    assert load_recorded(server).args == server.args
+    assert KEY not in json.dumps(msgspec.to_builtins(load_recorded(server)))
+    with pytest.raises(UsageProblem, match="the variable WHERE is not set"):
+        filled(server, {})
 
 
 def test_keys_in_urls_and_inside_of_values_are_known() -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -26,14 +27,14 @@ HIDDEN = "[REDACTED]"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCE = re.compile(rf"(?:\w+ )?{_VARIABLE.pattern}")
-_USER = re.compile(r"(?<=://)(?!\$\{)[^/?#@\s]*@")
+_HIDDEN_USER = re.compile(rf"(?<=://)[^/?#@\s]*{re.escape(HIDDEN)}@")
 
 
 class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a server is reached: a program that speaks over its stdin and stdout, or a URL (streamable HTTP).
 
-    `args`, `env`, `url` and `headers` may say `${VARIABLE}` for a value of the environment. `tools`: these of the
-    server's tools only; `timeout`: seconds for one call."""
+    `args`, `env`, `url` and `headers` may say `${VARIABLE}` for a value of the environment, or else of `env`. `tools`:
+    these of the server's tools only; `timeout`: seconds for one call."""
 
     command: str | tuple[str, ...] = ""
     args: tuple[str, ...] = ()
@@ -195,24 +196,33 @@ def expanded(text: str, environ: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, text)
 
 
+def _known_to(server: McpServer, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment, and what else the server's own variables are."""
+    own: dict[str, str] = {}
+    for name, text in server.env.items():
+        with suppress(UsageProblem):  # said where it is used
+            own[name] = expanded(text, environ)
+    return {**own, **environ}
+
+
 def filled(server: McpServer, environ: Mapping[str, str]) -> McpServer:
     """The server as it is to be reached. UsageProblem."""
+    environ = _known_to(server, environ)
     return msgspec.structs.replace(
         server,
+        env={name: expanded(value, environ) for name, value in server.env.items()},
         command=tuple(expanded(word, environ) for word in server.words),
         args=(),
-        env={name: expanded(value, environ) for name, value in server.env.items()},
         url=expanded(server.url, environ),
         headers={name: expanded(value, environ) for name, value in server.headers.items()},
     )
 
 
 class Secret(Struct, frozen=True):
-    """A key that was found in what a server is told. `name`: where, once per server; `is_sure`: see Credential."""
+    """A key that was found in what a server is told. `name`: where, once per server."""
 
     name: str
     text: str
-    is_sure: bool
 
 
 def secrets_of(server: McpServer) -> list[Secret]:
@@ -237,7 +247,7 @@ def _with_secrets(server: McpServer, written: Callable[[Secret], str]) -> McpSer
             name = "_".join(dict.fromkeys(filter(None, (place, each.name))))  # SOME_TOKEN is called that once
             taken[_variable("", name)] += 1
             name = name if (count := taken[_variable("", name)]) == 1 else f"{name}_{count}"
-            pieces += [text[end : each.start], written(Secret(name, text[each.start : each.end], each.is_sure))]
+            pieces += [text[end : each.start], written(Secret(name, text[each.start : each.end]))]
             end = each.end
         return "".join([*pieces, text[end:]])
 
@@ -262,15 +272,16 @@ def _with_words(server: McpServer, words: Sequence[str]) -> McpServer:
 
 def secret_variables(servers: Mapping[str, McpServer], environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that carry the servers' keys to the processes that use them, and by which they are known as keys; none
-    for a key that refers to a variable that is not set, or that may be none."""
+    for a key that refers to a variable that is not set."""
     found: dict[str, str] = {}
     for server, told in servers.items():
+        known = _known_to(told, environ)
         for secret in secrets_of(told):
             try:
-                text = expanded(secret.text, environ)
+                text = expanded(secret.text, known)
             except UsageProblem:
                 continue  # said when the server is looked at
-            if secret.is_sure and found.setdefault(_variable(server, secret.name), text) != text:
+            if found.setdefault(_variable(server, secret.name), text) != text:
                 raise UsageProblem(
                     f"mcp_servers: {server}: {secret.name}: another server's cannot be told from it: rename one"
                 )
@@ -283,7 +294,7 @@ def without_secrets(servers: Mapping[str, McpServer], environ: Mapping[str, str]
     def written(server: str) -> Callable[[Secret], str]:
         def referred(secret: Secret) -> str:
             variable = _variable(server, secret.name)
-            return f"${{{variable}}}" if secret.is_sure and variable in environ else secret.text
+            return f"${{{variable}}}" if variable in environ else secret.text
 
         return referred
 
@@ -297,7 +308,7 @@ def _variable(server: str, name: str) -> str:
 
 def for_the_record(servers: Mapping[str, McpServer]) -> dict[str, Any]:
     """The servers as plain values without what may be secret: of `env` and `headers` the names, and the values that are
-    `${VARIABLE}`; no keys in a command, no user and no keys in a URL."""
+    `${VARIABLE}`; no keys in a command and in URLs."""
     return {name: msgspec.to_builtins(_recorded(server)) for name, server in servers.items()}
 
 
@@ -306,11 +317,13 @@ def _recorded(server: McpServer) -> McpServer:
     command = shown.command
     return msgspec.structs.replace(
         shown,
-        command=_USER.sub("", command) if isinstance(command, str) else tuple(_USER.sub("", word) for word in command),
-        args=tuple(_USER.sub("", word) for word in shown.args),
+        command=_HIDDEN_USER.sub("", command)
+        if isinstance(command, str)
+        else tuple(_HIDDEN_USER.sub("", word) for word in command),
+        args=tuple(_HIDDEN_USER.sub("", word) for word in shown.args),
         env={name: _recorded_text(text) for name, text in server.env.items()},
         headers={name: _recorded_text(text) for name, text in server.headers.items()},
-        url=_USER.sub("", shown.url),
+        url=_HIDDEN_USER.sub("", shown.url),
     )
 
 

@@ -18,8 +18,7 @@ MAX_HTML = 5_000_000  # characters
 SAMPLE = 20_000  # bytes by which a charset is told
 MIN_PAIRS = 4  # double-byte characters by which a charset is told
 MIN_LETTERS = 40  # bytes of another script; a few look like anything
-MIN_ACCENTS = 8  # bytes by which other Latin letters than the western ones are told
-MIN_SHARE, LEAST_SHARE = 0.9, 0.5  # of the accented letters that are of one language: surely, or maybe
+MIN_UTF8 = 0.9  # of the bytes above 127 that make up characters of UTF-8: the rest are mistakes
 MIN_ARTICLE = 200  # characters
 MAX_ARTICLE = 1_500_000  # characters of HTML in which the article is looked for: more takes too long
 ARTICLE_SECONDS = 6.0
@@ -48,14 +47,6 @@ _SCRIPTS = (
     *("cp1251", "koi8_r", "koi8_u", "iso8859_5", "cp866", "cp1253", "cp1255", "cp1256", "cp874"),
     *("big5", "gb18030", "cp949", "cp932", "euc_jp"),
 )
-_LATIN = (  # charset -> accented letters of the languages that it was made for
-    ("cp1252", ("àâæçèéêëîïôœùûüÿ", "äöüßé", "áéíñóúü¿¡ªº", "áâãàçéêíóôõúüªº", "àèéìíîòóùú", "àçèéíïòóúü", "åäöæøéüà")),
-    ("cp1252", ("áèéêëïíóöü", "áæéíðóöúýþ", "äõöüšž")),
-    ("cp1250", ("ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "čćđšž", "ăâîşţ")),
-    ("cp1254", ("çğıöşüâîû",)),
-    ("cp1257", ("ąčęėįšųūž", "āčēģīķļņšūž")),
-)
-_SIGNS = "“”„‘’‚–—…«»‹›€£§°©®™·•½²´†\xa0\xad\ufffd"  # noqa: RUF001 - signs of no language
 _META = re.compile(rb"<meta[^>]{0,300}?charset\s*=\s*[\"']?\s*([a-z0-9_:.-]+)", re.IGNORECASE)
 _XML = re.compile(rb"^\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([a-z0-9_:.-]+)", re.IGNORECASE)
 _PAIRS = re.compile(rb"(?:[\xa1-\xfe][\xa1-\xfe])+")
@@ -164,8 +155,8 @@ def at_most(seconds: float) -> Iterator[None]:
 
 def decoded(body: bytes, charset: str, *, html: bool) -> str:
     """The bytes as text: by their byte order mark, the charset of the header, that of the document, UTF-8, or what they
-    look like; the first that fits every byte, else the first that there is, with U+FFFD for what does not fit, and for
-    letters of another script that are too few to tell which."""
+    look like; the first that fits every byte, else UTF-8 if it fits nearly all, else the first that there is, with
+    U+FFFD for what does not fit, and for letters of another script that are too few to tell which."""
     for bom, name in _BOMS:
         if body.startswith(bom):
             return body[len(bom) :].decode(name, "replace")
@@ -181,6 +172,8 @@ def decoded(body: bytes, charset: str, *, html: bool) -> str:
             continue
     if cut_short := _all_but_the_last_character(body):
         return cut_short
+    if _is_nearly_utf8(body):
+        return body.decode("utf-8", "replace")
     return body.decode(names[0] if names and names[0] != "utf-8" else _guessed(body), "replace")
 
 
@@ -190,6 +183,12 @@ def _all_but_the_last_character(body: bytes) -> str:
         return codecs.getincrementaldecoder("utf-8")().decode(body)
     except UnicodeError:
         return ""
+
+
+def _is_nearly_utf8(body: bytes) -> bool:
+    ascii_only = body.translate(None, bytes(range(128, 256)))
+    fitting = len(body.decode("utf-8", "ignore").encode()) - len(ascii_only)
+    return fitting >= MIN_UTF8 * (len(body) - len(ascii_only))
 
 
 def charset_named(label: str) -> str:
@@ -211,8 +210,8 @@ def _guessed(body: bytes) -> str:
     if eastern := _eastern(sample):
         return eastern
     far = re.findall(rb"[\x80-\xff]+", re.sub(rb"<[^>]*>", b" ", sample))
-    if 2 * sum(len(run) for run in far if len(run) > 2) <= sum(map(len, far)):  # single accents between Latin letters
-        return _latin(sample)
+    if 2 * sum(len(run) for run in far if len(run) > 2) <= sum(map(len, far)):
+        return "cp1252"  # single accents between Latin letters: as browsers take them
     return _script(sample) if sum(map(len, far)) >= MIN_LETTERS else "ascii"
 
 
@@ -230,22 +229,6 @@ def _script(sample: bytes) -> str:
 
     best = from_bytes(re.sub(rb"<[^>]*>", b" ", sample), cp_isolation=list(_SCRIPTS)).best()
     return best.encoding if best else "ascii"
-
-
-def _latin(sample: bytes) -> str:
-    """The charset in which the accented letters are those of one language; a western one if they are few, "ascii" if
-    they are of none."""
-    if sum(byte > 127 for byte in sample) < MIN_ACCENTS:
-        return "cp1252"
-    shares = [(_share(sample, charset, alphabet), charset) for charset, alphabets in _LATIN for alphabet in alphabets]
-    share, charset = max(shares, key=lambda each: each[0])  # the first of several
-    return charset if share >= MIN_SHARE else "cp1252" if share >= LEAST_SHARE else "ascii"
-
-
-def _share(sample: bytes, charset: str, alphabet: str) -> float:
-    text = sample.decode(charset, "replace").replace("İ", "ı").lower()  # noqa: RUF001 - Turkish
-    letters = [letter for letter in text if letter > "\x7f" and letter not in _SIGNS]
-    return sum(letter in alphabet for letter in letters) / len(letters) if letters else LEAST_SHARE
 
 
 def _eastern(sample: bytes) -> str:
