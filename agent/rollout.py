@@ -28,7 +28,7 @@ from tools.base import Tool, ToolContext
 from tools.environments.base import Backend, Environment, EnvironmentSpec, Owner
 from tools.environments.ending import to_the_end
 from tools.environments.starts import Starts
-from tools.errors import RowFailed, SetupFailed, SetupTimeout, ToolError
+from tools.errors import DiskFull, RowFailed, SetupFailed, SetupTimeout, ToolError
 from tools.services import Services, ToolSettings
 from tools.toolsets import BUILT_IN, Catalog, load_tool_at
 from toolset_distributions import draw, row_rng
@@ -135,6 +135,8 @@ class Rollout:
             return failed_end(failed)
         except RunStopped as stop:
             return stopped_end(stop)
+        except DiskFull as full:
+            return stopped_end(RunStopped("disk", str(full)))
         except TimeoutError:
             return self._out_of_time()
         except asyncio.CancelledError:
@@ -194,7 +196,10 @@ class Rollout:
                 await self._run_setup(environment)
             if self.around.steps is not None:
                 await self.around.steps.before(environment, self.prompt, self.which)
-        except ToolError as error:
+        except (ToolError, SetupFailed) as error:  # the row's fault, unless this machine has no room for it
+            await environment.check_room(sum(map(len, self.prompt.files.values())))
+            if isinstance(error, SetupFailed):
+                raise
             raise SetupFailed(f"the row's files cannot be placed: {error}") from error
 
     async def _run_setup(self, environment: Environment) -> None:

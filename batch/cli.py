@@ -125,6 +125,8 @@ def show(action: Action, environ: Mapping[str, str], of: Page, settings: RunSett
 
 def shown(printing: Callable[[], None]) -> None:
     """As `show`, for whatever prints."""
+    if sys.__stdout__ is None:  # see `open_standard_streams`: what is written leads nowhere
+        raise UsageProblem("the output cannot be written: stdout is closed")
     try:
         with _gone_reader():
             printing()

@@ -15,12 +15,12 @@ from batch.plan import backend_settings, rollout_policy
 from batch.progress import plain
 from batch.settings import RunSettings
 from tools.environments.base import Backend, Environment, EnvironmentSpec
-from tools.environments.conformance import Check, Unmet, checks_of
+from tools.environments.conformance import Check, NotHeld, NotTried, Unmet, checks_of
 from tools.environments.owner import current_owner
 from tools.environments.table import load_backend
-from tools.errors import RowFailed, SandboxRefused, ToolError, UsageProblem
+from tools.errors import DiskFull, RowFailed, SandboxRefused, ToolError, UsageProblem
 
-OK, REFUSED, FAILED = "ok", "refused", "failed"
+OK, REFUSED, NOT_TRIED, FAILED = "ok", "refused", "not tried", "failed"
 _LIFE = 3600.0  # seconds after which anybody may remove what was left
 _CHECK_SECONDS = 90.0
 _OPEN_SECONDS = 180.0
@@ -30,7 +30,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """What one check came to."""
 
     check: str
-    state: str  # ok | refused (it may be: such a sandbox is not offered) | failed
+    state: str  # ok | refused (it may be: not offered) | not tried (it cannot be here) | failed
     note: str
     seconds: float
 
@@ -156,16 +156,18 @@ async def _found(name: str, work: Awaitable[str | None], seconds: float) -> Find
     state, note = FAILED, ""
     try:
         async with asyncio.timeout(seconds):
-            outcome = await guarded(work, through=(*MEANT, Unmet, _Refused))
+            outcome = await guarded(work, through=(*MEANT, Unmet, NotHeld, NotTried, _Refused))
         if isinstance(outcome, Fault):
             note = str(outcome)
         else:
             state, note = OK, outcome.value or ""
-    except _Refused as refused:
+    except (_Refused, NotHeld) as refused:
         state, note = REFUSED, str(refused)
+    except NotTried as reason:
+        state, note = NOT_TRIED, str(reason)
     except TimeoutError:
         note = f"no end within {seconds:g} s"
-    except (Unmet, RowFailed, ToolError, UsageProblem) as problem:
+    except (Unmet, RowFailed, DiskFull, ToolError, UsageProblem) as problem:
         note = str(problem) or type(problem).__name__
     return Finding(check=name, state=state, note=note, seconds=round(time.monotonic() - began, 3))
 
@@ -179,11 +181,12 @@ async def _image(backend: Backend, spec: EnvironmentSpec, _sandboxes: _Open) -> 
     if not backend.takes_images:
         return "takes none"
     await backend.prepare(spec.image)
-    return spec.image
+    return spec.image or "the backend's usual one"
 
 
-async def _starts(_backend: Backend, spec: EnvironmentSpec, sandboxes: _Open) -> None:
-    await sandboxes.like(spec)
+async def _starts(_backend: Backend, spec: EnvironmentSpec, sandboxes: _Open) -> str:
+    """Tells which image it has."""
+    return (await sandboxes.like(spec)).image
 
 
 async def _checked(check: Check, backend: Backend, spec: EnvironmentSpec, sandboxes: _Open) -> str | None:
@@ -192,11 +195,10 @@ async def _checked(check: Check, backend: Backend, spec: EnvironmentSpec, sandbo
         await sandboxes.close()
         await check.alone(backend, wanted)
         return None
-    assert check.act is not None
     try:
         environment = await sandboxes.like(wanted)
     except SandboxRefused as refused:
         if not check.optional:
             raise
         raise _Refused(str(refused)) from None
-    return await check.act(environment)
+    return await check.on(environment)

@@ -28,7 +28,7 @@ from batch.store import RunDirectory
 from batch.work import OpenBatch, Work
 from batch.worker import WorkerSpec, ended_message
 from tools.browser.folder import reap as reap_browsers
-from tools.environments.base import Owner
+from tools.environments.base import Outspoken, Owner
 from tools.environments.table import load_backend
 from tools.errors import UsageProblem
 
@@ -105,6 +105,7 @@ class Run:
     async def execute(self) -> None:
         """Runs what is pending. Raises UsageProblem and InternalFaultError."""
         await self.reap()
+        self._warn_of_backend()
         self._warn_of_absent_tools()
         if self._settings.prefetch_images:
             await self._prefetch()
@@ -179,6 +180,10 @@ class Run:
         jobs = self._index.pending(settings.retry, settings.only_ids, settings.max_attempts)
         for fault in await prefetch((parse_row(job.line).image or settings.image for job in jobs), self._backend):
             self.say(f"warning: {fault}")
+
+    def _warn_of_backend(self) -> None:
+        for text in self._backend.warnings() if isinstance(self._backend, Outspoken) else ():
+            self.say(f"warning: {text}")
 
     def _warn_of_absent_tools(self) -> None:
         plan = self._plan

@@ -23,14 +23,16 @@ BROKEN = "broken:"
 
 
 def main(argv: Sequence[str]) -> int:
-    """1 if something could not be measured because it broke."""
+    """1 if something could not be measured because it broke; 2, before anything is, for figures that cannot be kept."""
     options = _options(argv)
+    if problem := _unwritable(options.json):
+        sys.stderr.write(f"error: --json: {problem}\n")
+        return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, what was written is removed
     about: dict[str, object] = {"taken_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "machine": machine()}
     began = time.monotonic()
     figures = _measured(options.only or FIGURES, Bench(_sizes(options)))
     about |= {"seconds": round(time.monotonic() - began, 1), "load_afterwards": machine()["load"]}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_bytes(as_json(figures, about))
     _say(*lines(figures), f"{options.json} has them as JSON; {about['machine']}, {about['seconds']} s")
     return int(any(figure.name.startswith(BROKEN) for figure in figures))
@@ -39,13 +41,26 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_true", help="a million rows where it is a hundred thousand")
+    size.add_argument("--full", action="store_true", help="a million streamed prompts, not a hundred thousand")
     size.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
     parser.add_argument("--only", nargs="+", choices=FIGURES, metavar="NAME", help=f"of {', '.join(FIGURES)}")
     parser.add_argument(
         "--json", type=Path, default=ROOT / "build" / "bench.json", help="where to write them (%(default)s)"
     )
     return parser.parse_args(argv)
+
+
+def _unwritable(path: Path) -> str:
+    """Why figures cannot be written there, or ""; its folder is made, and what was there stays."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    return ""
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:

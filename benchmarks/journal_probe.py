@@ -1,5 +1,6 @@
 """Scans and merges a run, timed: `python -m benchmarks.journal_probe RUN_DIR DATASET` prints a `Probe` as JSON."""
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,10 +15,11 @@ from batch.summary import SummaryOptions, finalize
 
 
 class Step(Struct, frozen=True):
-    """What one step took: wall and CPU seconds."""
+    """What one step took: wall and CPU seconds, and the most memory of the process until its end."""
 
     seconds: float
     cpu_seconds: float
+    peak_bytes: int
 
 
 class Probe(Struct, frozen=True):
@@ -38,9 +40,15 @@ class Clock:
     def step(self) -> Step:
         """The step that ends now."""
         wall, cpu = time.perf_counter(), time.process_time()
-        step = Step(wall - self._wall, cpu - self._cpu)
+        step = Step(wall - self._wall, cpu - self._cpu, _peak())
         self._wall, self._cpu = wall, cpu
         return step
+
+
+def _peak() -> int:
+    """Bytes, resident."""
+    (found,) = re.findall(r"(?m)^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(encoding="utf-8"))
+    return int(found) << 10
 
 
 def probe(directory: RunDirectory, dataset_file: str) -> Probe:

@@ -41,14 +41,14 @@ class Sizes(Struct, frozen=True, kw_only=True):
     limit_seconds: int = 20
     minute_requests: int = 1000
     minute_prompts: int = 220
-    journals: tuple[int, ...] = (10_000, 100_000)
+    journals: tuple[int, ...] = (10_000, 1_000_000)
     stream: tuple[int, int] = (1_000, 100_000)
     counted_rows: int = 600
     counting_rounds: int = 7
 
 
 NORMAL = Sizes()
-FULL = Sizes(journals=(10_000, 1_000_000), stream=(1_000, 1_000_000))
+FULL = Sizes(stream=(1_000, 1_000_000))
 QUICK = Sizes(
     cpu_prompts=8,
     cpu_rounds=1,

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from agent.errors import RunStopped
 from agent.faults import Fault, guarded
 from agent.text import clean
 from batch.store import RunDirectory, indented, replace_file
@@ -27,7 +28,7 @@ from swe.types import Instance, Prediction, Report
 from swe.verdict import counts_of, fingerprint, patch_sha, run_report
 from tools.environments.base import Backend, Environment, EnvironmentSpec, Limits, Owner
 from tools.environments.starts import Starts
-from tools.errors import RowFailed, ToolError, UsageProblem
+from tools.errors import DiskFull, RowFailed, ToolError, UsageProblem
 from tools.names import file_name
 
 SUMMARY = "evaluation.json"
@@ -179,6 +180,8 @@ class _Evaluation:
             report = self._error(str(problem))
         except TimeoutError:
             report = self._error("the evaluation did not come to its end in time")
+        except DiskFull as full:
+            raise RunStopped("disk", str(full)) from full
         else:
             report = self._error(f"{outcome}\n{outcome.trace}") if isinstance(outcome, Fault) else outcome.value
         return replace(report, seconds=round(time.monotonic() - began, 3))

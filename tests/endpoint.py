@@ -443,7 +443,7 @@ class EndpointProcess:
 
     def stats(self) -> dict[str, Any]:
         """`Stats` as JSON gives them."""
-        with urllib.request.urlopen(self.url.removesuffix("/v1") + "/stats", timeout=10) as answer:
+        with urllib.request.urlopen(self.url.removesuffix("/v1") + "/stats", timeout=60) as answer:
             value: dict[str, Any] = json.load(answer)
             return value
 
@@ -456,7 +456,7 @@ class EndpointProcess:
 
     def _post(self, path: str, data: bytes) -> None:
         url = self.url.removesuffix("/v1") + path
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=10):
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60):
             pass
 
 

@@ -18,7 +18,8 @@ class ToolError(Exception):
 
 
 class DiskFull(Exception):
-    """What belongs to the run could not be written beside its rows; the text says what and why. Ends the run."""
+    """What belongs to the run could not be written beside its rows, or where its sandboxes are made; the text says what
+    and why. Ends the run."""
 
 
 class RowFailed(Exception):

@@ -202,11 +202,28 @@ class Catalog:
         return "; ".join(dict.fromkeys(part for lack in lacks for part in lack.split("; ")))
 
     def describe(self) -> tuple[tuple[str, str, str], ...]:
-        """All toolsets, sorted by name: name, tools joined by comma and blank, "ready" or what is missing."""
+        """All toolsets, sorted by name: name, tools joined by comma and blank, "ready" or what is missing, with the
+        tools that miss it where these are not all."""
         return tuple(
-            (name, ", ".join(tools), self._lack_of(name, tools) or "ready")
-            for name, tools in sorted(self.toolsets.items())
+            (name, ", ".join(tools), self._state(name, tools)) for name, tools in sorted(self.toolsets.items())
         )
+
+    def _state(self, name: str, tools: Sequence[str]) -> str:
+        without: dict[str, list[str]] = {}
+        for tool in tools:
+            for lack in filter(None, self._lack_of(name, [tool]).split("; ")):
+                without.setdefault(lack, []).append(tool)
+        said = [_lacking(lack, without[lack], tools) for lack in without] or [self._lack_of(name, ()) or "ready"]
+        some = 0 < len({tool for each in without.values() for tool in each}) < len(tools)
+        return "; ".join([*said, *["the rest is ready"] * some])
+
+
+def _lacking(lack: str, those: Sequence[str], tools: Sequence[str]) -> str:
+    """`lack`, and which of a toolset's tools have it."""
+    others = [tool for tool in tools if tool not in those]
+    if len(those) > len(others):
+        return f"all but {', '.join(others)} lack {lack}" if others else lack
+    return f"{', '.join(those)} lack{'s' * (len(those) == 1)} {lack}"
 
 
 BUILT_IN = Catalog()

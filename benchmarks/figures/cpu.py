@@ -2,7 +2,8 @@
 
 `cpu_prompts` prompts of 5 model calls and 4 trivial commands, an endpoint that answers at once, sandboxes `local`, 16
 prompts in flight. In turn, `cpu_rounds` times: the program with 2 workers, the bare loop with openai's default
-transport, the bare loop with its aiohttp transport. The figures are medians; the endpoint's CPU is not in them.
+transport, the bare loop with its aiohttp transport. The figures are medians; the endpoint's CPU is not in them. The
+target is for the better of the two bare loops.
 """
 
 from collections.abc import Iterator
@@ -39,12 +40,13 @@ def measure(bench: Bench) -> Iterator[Figure]:
             "connections": runs[0].seen.connections,
         },
     )
+    better = min(TRANSPORTS, key=bare.__getitem__)
     for transport in TRANSPORTS:
         yield Figure(
             name=f"the same against the bare loop, {transport} transport",
             value=ours / bare[transport],
             unit="x",
-            target=1.0,
-            note=f"bare loop: {bare[transport]:.2f} ms",
+            target=1.0 if transport == better else None,
+            note=f"bare loop: {bare[transport]:.2f} ms{', the better of the two' if transport == better else ''}",
             values={"bare_ms": bare[transport]},
         )

@@ -5,9 +5,9 @@ A row has two turns of the model and one command. It has 2.7 kB and not the 2 kB
 conversation it already has 2.5, above all the counts of every built-in tool.
 
 Scan and merge are `scan_journal` and `finalize` in a process of their own, files in the page cache, in MB (10^6 bytes)
-of journal a second. The resume is the whole program with `--resume` and nothing left to run: it reads the dataset,
-mends, scans, merges and writes all derived files but the merged one: the merge before has made that, so that it is
-compared, byte by byte, and left as it is.
+of journal a second; its memory is the most that was resident until the step's end. The resume is the whole program with
+`--resume` and nothing left to run: it reads the dataset, mends, scans, merges and writes all derived files but the
+merged one: the merge before has made that, so that it is compared, byte by byte, and left as it is.
 """
 
 import hashlib
@@ -59,8 +59,14 @@ def _throughput(folder: Path, rows: int, size: int) -> Iterator[Figure]:
             unit="MB/s",
             target=150,
             at_least=True,
-            note=f"{step.seconds:.2f} s, {step.cpu_seconds:.2f} s of CPU, for {size / MB:.0f} MB",
-            values={"seconds": step.seconds, "cpu_seconds": step.cpu_seconds, "bytes": size},
+            note=f"{step.seconds:.2f} s, {step.cpu_seconds:.2f} s of CPU, for {size / MB:.0f} MB;"
+            f" {step.peak_bytes / MB:.0f} MB of memory",
+            values={
+                "seconds": step.seconds,
+                "cpu_seconds": step.cpu_seconds,
+                "bytes": size,
+                "peak_mb": step.peak_bytes / MB,
+            },
         )
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -42,11 +43,16 @@ class ModalServer:
         self._process.stdin.flush()
         assert self._said() == ["done"]
 
+    def freeze(self) -> None:
+        """It answers nothing, and no longer takes what it is sent."""
+        self._process.send_signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
         self._process.communicate()
 
     def variables(self) -> dict[str, str]:

@@ -314,9 +314,17 @@ class TestConsole:
             ("document.querySelector('p')", "<p>strict</p>"),
             ("['a\\ud800z', '\\ud83d\\ude00', '\\\\ud800']", ["a\ufffdz", "\U0001f600", "\\ud800"]),
             ("new Promise(done => setTimeout(() => done('late'), 10))", "late"),
+            ("() => 'called'", "called"),
+            (" async function name() { return 'called' }", "called"),
+            ("10n", "10"),
+            ("new Date(0)", "1970-01-01T00:00:00.000Z"),
+            ("({big: 2n ** 64n})", {"big": "18446744073709551616"}),
+            ("var kept = 1; let more = kept + 1; more", 2),
+            ("kept + 2", 3),
         ):
             result = await call("browser_console", expression=expression)
-            assert (result["success"], result["result"]) == (True, value)
+            assert (result["success"], result.get("result")) == (True, value), result
+        assert (await call("browser_console", expression="10n"))["result_type"] == "bigint"
         long = await call("browser_console", expression="'x'.repeat(40000)")
         assert (len(long["result"]), long["truncated"][:6]) == (15_000, "25002 ")
         for wrong in ("throw new Error('no')", "syntax error", "missing.name"):
@@ -330,6 +338,19 @@ class TestConsole:
         assert "udbff" not in halves["result"]
         cut = await call("browser_console", expression="'x'.repeat(14998) + '\\u{1f600}'.repeat(9)")
         assert cut["result"].endswith("x\ufffd")
+
+    async def test_what_a_page_does_to_javascript_changes_no_value(self, call: Toolbox, site: BrowserSite) -> None:
+        breaks = (
+            *("JSON.stringify = null", "JSON = null", "Array.isArray = null", "Node = null", "Promise = null"),
+            *(f"Array.prototype.{name} = null" for name in ("map", "filter", "join", "forEach", "toJSON")),
+            *(f"String.prototype.{name} = null" for name in ("slice", "replace", "toJSON")),
+            *("Function.prototype.call = null", "Function.prototype.bind = null", "String = null"),
+        )
+        await opened(call, f"{site.url}/tabs")
+        for broken in breaks:
+            assert (await call("browser_console", expression=f"void ({broken})"))["success"], broken
+            value = await call("browser_console", expression="[document.title, {a: 'x'}]")
+            assert (value.get("result"), value.get("result_type")) == (["Tabs", {"a": "x"}], "array"), (broken, value)
 
 
 class TestWhatComesUp:
@@ -406,8 +427,18 @@ class TestWhatComesUp:
             assert (await call("browser_scroll", direction="down"))["success"]
         assert (await call("browser_back"))["url"] == f"{site.url}/slow?first"
         assert (await call("browser_console", expression="document.body.textContent"))["result"] == "slow first"
-        assert (await call("browser_back"))["url"] == "about:blank"
-        assert await call("browser_back") == {"success": False, "error": "There is no earlier page"}
+        for _ in range(2):  # the blank one with which a tab begins is none
+            assert await call("browser_back") == {"success": False, "error": "There is no earlier page"}
+        assert (await call("browser_console", expression="document.title"))["result"] == "Slow"
+
+    async def test_refs_need_no_frame_after_a_page_that_failed(self, call: Toolbox, site: BrowserSite) -> None:
+        await call("browser_navigate", url="http://127.0.0.1:2/")
+        page = await opened(call, f"{site.url}/shop")
+        full = ref(page, 'button "Add"')
+        assert full.startswith("@f")
+        for number, given in enumerate((full, full[full.index("e") :], f"@{full[full.index('e') :]}"), 1):
+            assert (await call("browser_click", ref=given))["success"], (given, page)
+            assert f"{number} lamps" in (await seen(call))["snapshot"]
 
     async def test_halves_of_surrogate_pairs_do_not_leave_the_tools(self, call: Toolbox, site: BrowserSite) -> None:
         page = await opened(call, f"{site.url}/halves")

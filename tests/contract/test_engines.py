@@ -83,6 +83,27 @@ async def test_an_engine_behind_ssh_is_as_good_as_one_here(engine: str, monkeypa
     assert problem == f"{variable}: expected ssh://[user@]host[:port][/socket]"
 
 
+@both
+async def test_addresses_that_are_none_name_their_variable(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "CONTAINER_HOST" if engine == "podman" else "DOCKER_HOST"
+    monkeypatch.setenv(variable, "nonsense://me:password@host")
+    expected = "unix://, tcp://, https:// or ssh:// expected"
+    assert await backend(engine).check() == f"{variable}: the scheme 'nonsense' is unknown: {expected}"
+    monkeypatch.setenv(variable, "me:password@host")
+    assert await backend(engine).check() == f"{variable}: it has no scheme: {expected}"
+    monkeypatch.setenv(variable, "ssh://me@127.0.0.1:1")
+    problem = await backend(engine, ssh_known_hosts=str(tmp_path / "none")).check()
+    assert problem.startswith(f"{engine} at me@127.0.0.1:1 ({variable}): the file of known hosts {tmp_path}/none is ")
+
+
+@both
+async def test_a_user_that_the_image_has_not_is_refused_at_once(engine: str) -> None:
+    assert "unable to find user nobodyhere" in await _refusal(backend(engine, container_user="nobodyhere"))
+    assert "unable to find group nowhere" in await _refusal(backend(engine, container_user="1000:nowhere"))
+
+
 async def _counts_its_input(there: DockerBackend) -> None:
     async with there.open(spec()) as sandbox:
         assert (await sandbox.run("echo out; exit 3", timeout=60)).exit_code == 3
@@ -165,6 +186,9 @@ async def test_what_another_backend_would_drop_is_refused() -> None:
     )
     with pytest.raises(UsageProblem, match=problem):
         await resolve_backend("local", wants_image=False, settings=settings)
+    gpus = BackendSettings(gpus="all", read_only_root=True)
+    with pytest.raises(UsageProblem, match=r"^gpus, .*: not with container_backend bubblewrap, only with docker$"):
+        await resolve_backend("bubblewrap", wants_image=False, settings=gpus)
     assert await resolve_backend("podman", wants_image=True, settings=BackendSettings(pull_policy="never")) == "podman"
 
 

@@ -120,9 +120,10 @@ async def test_variables_of_the_row(backend_name: str) -> None:
 async def test_working_directory_of_the_row(backend_name: str) -> None:
     async with open_sandbox(backend_name, cwd="made/for it") as environment:
         assert (await printed(environment, "pwd")).endswith("/made/for it\n")
-    with pytest.raises(SetupFailed, match="/proc/none"):
+    with pytest.raises(SetupFailed, match="/proc/none") as refused:
         async with open_sandbox(backend_name, cwd="/proc/none"):
             pass
+    assert "cannot open" not in str(refused.value), "what followed from it"
 
 
 async def test_tasks_share_nothing(backend_name: str) -> None:

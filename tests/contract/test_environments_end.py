@@ -65,6 +65,7 @@ async def gone(seconds: str) -> bool:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the sandboxes of these tests have their folders, and nobody else's."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(hosted, "_MEMORY", str(tmp_path))
     return tmp_path

@@ -101,7 +101,7 @@ async def test_a_timeout_kills_and_background_processes_live(plain: ShellEnviron
     result = await plain.run("sleep 1234.75 & echo $!", timeout=20)
     assert result.background
     background = int(result.output)
-    result = await plain.run("echo said; setsid sleep 1235.75 & sleep 1235.75", timeout=0.5)
+    result = await plain.run("echo said; setsid sleep 1235.75 & sleep 1235.75", timeout=2)
     assert (result.output, result.exit_code) == ("said\n", 124)
     assert not await plain._alive(f"{plain.token}.2.")
     assert await plain._alive(f"{plain.token}.1.")

@@ -40,7 +40,7 @@ async def server() -> AsyncIterator[ModalServer]:
     [
         ({"MODAL_TOKEN_ID": None, "MODAL_TOKEN_SECRET": None}, "^modal takes no such token: run `modal token new`"),
         ({"MODAL_TOKEN_SECRET": "wrong"}, "^modal takes no such token: .*MODAL_TOKEN_SECRET.*secret wrong"),
-        ({"MODAL_SERVER_URL": "http://127.0.0.1:1"}, "^modal cannot be reached"),
+        ({"MODAL_SERVER_URL": "http://127.0.0.1:1"}, "^modal cannot be reached: .*is the service up"),
     ],
 )
 async def test_what_is_missing_is_said_in_one_line(
@@ -87,7 +87,7 @@ async def test_images_with_little_in_them(image: str) -> None:
         assert await printed(sandbox, "export A=1; cd /; echo ok") == "ok\n"
         await sandbox.write("/tmp/f", b"a\n\n")
         assert b"".join([piece async for piece in sandbox.read("/tmp/f")]) == b"a\n\n"
-        result = await sandbox.run("while :; do :; done", timeout=0.5)
+        result = await sandbox.run("while :; do :; done", timeout=2)
         assert result.timed_out
         assert await printed(sandbox, "echo $A; pwd") == "1\n/\n"
 
@@ -183,6 +183,21 @@ async def test_a_service_that_dies_is_a_lost_sandbox(server: ModalServer) -> Non
     assert await eventually(ended, 30)
 
 
+async def test_a_command_does_not_wait_for_a_service_that_stalls(
+    server: ModalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with MODAL.open(make_spec()) as sandbox:
+        await printed(sandbox, "true")
+        server.tell("stall")
+        for name in ("_SILENT_SECONDS", "_ANSWER_SECONDS"):
+            monkeypatch.setattr(modal_connection, name, 1.0)
+        monkeypatch.setattr(ours, "_CHANNEL_SECONDS", 1000.0)  # nobody opens one any more
+        monkeypatch.setattr(shell, "_KILL_SECONDS", 1000.0)
+        for attempt in (sandbox.run("sleep 1000", timeout=1000), sandbox.run("true", timeout=1000), sandbox.list(".")):
+            with pytest.raises(EnvironmentLost):
+                await attempt
+
+
 async def test_nothing_waits_for_a_service_that_stalls(server: ModalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with MODAL.open(make_spec()) as sandbox:
         await printed(sandbox, "true")
@@ -190,14 +205,15 @@ async def test_nothing_waits_for_a_service_that_stalls(server: ModalServer, monk
         monkeypatch.setattr(shell, "_KILL_SECONDS", 1.0)
         for name in ("_SILENT_SECONDS", "_ANSWER_SECONDS", "_KILL_SECONDS"):
             monkeypatch.setattr(modal_connection, name, 1.0)
-        for name in ("_CHANNEL_SECONDS", "_CHECK_SECONDS", "_REAP_SECONDS", "_REMOVE_SECONDS", "_START_SECONDS"):
+        names = ("_CHANNEL_SECONDS", "_CHECK_SECONDS", "_REAP_SILENT_SECONDS", "_REMOVE_SECONDS", "_START_SECONDS")
+        for name in names:
             monkeypatch.setattr(ours, name, 2.0)
         with pytest.raises(EnvironmentLost):
             await sandbox.run("sleep 1000", timeout=1)
         with pytest.raises(SetupTimeout):
             async with MODAL.open(make_spec()):
                 pass
-        assert await MODAL.check() == "modal did not answer in time"
+        assert await MODAL.check() == modal_connection.UNREACHED
         assert await MODAL.reap() == 0
     server.tell("go")
     monkeypatch.undo()

@@ -14,9 +14,9 @@ import pytest
 from tests.contract.environments import eventually, make_spec, printed
 from tests.contract.ssh_server import SshServer
 from tests.contract.test_environments_end import left_over
-from tools.environments.base import Backend, BackendSettings, Environment, Limits
-from tools.environments.table import load_backend
-from tools.errors import EnvironmentLost, SetupFailed, SetupTimeout
+from tools.environments.base import Backend, BackendSettings, Environment, Lenient, Limits, Outspoken
+from tools.environments.table import load_backend, resolve_backend
+from tools.errors import EnvironmentLost, SetupFailed, SetupTimeout, UsageProblem
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,27 @@ async def test_hosts_that_are_none(server: SshServer) -> None:
     for _ in range(3):  # the other host serves meanwhile
         async with gone.open(make_spec()) as sandbox:
             assert await printed(sandbox, "echo ok") == "ok\n"
+
+
+async def test_a_run_starts_with_the_hosts_that_answer(server: SshServer, small: SshServer) -> None:
+    known = server.folder / "without_guest"
+    known.write_text((server.folder / "known").read_text())
+    nobody = "127.0.0.1:1"
+    backend = ssh(server.settings(ssh_hosts=(server.host, nobody)))
+    assert isinstance(backend, Lenient)
+    assert isinstance(backend, Outspoken)
+    assert await backend.hindrance() == ""
+    assert backend.warnings() == []
+    await backend.reap()
+    (warning,) = backend.warnings()
+    assert warning.startswith("the run goes on without a host that does not answer: 127.0.0.1:1 cannot be reached")
+    for hosts, words in (
+        ((nobody, "127.0.0.1:2"), "127.0.0.1:1 cannot be reached .*; 127.0.0.1:2 cannot be reached"),
+        ((server.host, nobody, small.host), f"ssh: {small.host}: its host key is in no line of [^;]*$"),  # no outage
+    ):
+        settings = server.settings(ssh_hosts=hosts, ssh_known_hosts=str(known))
+        with pytest.raises(UsageProblem, match=words):
+            await resolve_backend("ssh", False, settings)
 
 
 async def test_what_it_cannot_do_is_refused(server: SshServer) -> None:

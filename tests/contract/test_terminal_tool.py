@@ -45,10 +45,10 @@ class TestForeground:
 
     async def test_a_time_out_keeps_what_was_printed(self, call: Toolbox) -> None:
         began = time.monotonic()
-        result = await call("terminal", command="echo before; sleep 30", timeout=1)
-        assert time.monotonic() - began < 10
+        result = await call("terminal", command="echo before; sleep 30", timeout=3)
+        assert time.monotonic() - began < 25
         assert result["output"].startswith("before\n")
-        assert result["output"].endswith("\n[Command timed out after 1 s and was killed]")
+        assert result["output"].endswith("\n[Command timed out after 3 s and was killed]")
         assert (result["exit_code"], result["error"]) == (124, None)
         assert (await call("terminal", command="echo on"))["output"] == "on\n"
 
@@ -106,7 +106,7 @@ class TestForeground:
         command = "test -t 1 && echo yes || echo no"
         assert (await call("terminal", command=command))["output"] == "no\n"
         assert await call("terminal", command=command, pty=True) == {"output": "yes\n", "exit_code": 0, "error": None}
-        result = await call("terminal", command="echo begun; sleep 60", pty=True, timeout=1)
+        result = await call("terminal", command="echo begun; sleep 60", pty=True, timeout=3)
         assert result["exit_code"] == 124
         assert result["output"].startswith("begun\n")
 

@@ -513,6 +513,7 @@ class TestSearch:
         ):
             result = await call("web_search", query="tides")
         assert result == {"success": False, "error": "exa did not answer within 0.3 s"}
+        monkeypatch.setattr(search, "SECONDS", 30.0)
         async with (
             SearchService("exa", [(503, {}, {"Retry-After": "3000"})]) as service,
             toolbox(ToolSettings(search_provider="exa", search_url=service.url), {SEARCH_KEY: KEY}) as call,

@@ -72,6 +72,9 @@ def test_figures_are_what_they_say(passed: tuple[dict[str, Any], str, Path]) -> 
     cpu = by_name(found, "CPU per model call")
     bare = by_name(found, "the same against the bare loop, default")
     assert 0 < cpu["values"]["endpoint_ms_per_call"] < cpu["value"]
+    aiohttp = by_name(found, "the same against the bare loop, aiohttp")
+    better, worse = sorted((bare, aiohttp), key=lambda figure: float(figure["values"]["bare_ms"]))
+    assert (better["target"], worse["target"]) == (1.0, None)
     assert bare["value"] == pytest.approx(cpu["value"] / bare["values"]["bare_ms"])
     wall = by_name(found, "wall time")
     (load,) = QUICK.loads
@@ -85,7 +88,9 @@ def test_figures_are_what_they_say(passed: tuple[dict[str, Any], str, Path]) -> 
     assert 10 < memory["value"] < 500
     assert memory["values"]["sandbox_processes"] > 0
     assert by_name(found, "start to first")["value"] > 0
-    assert by_name(found, "merge")["value"] > 0
+    merge = by_name(found, "merge")
+    assert merge["value"] > 0
+    assert merge["values"]["peak_mb"] >= by_name(found, "scan of the journal")["values"]["peak_mb"] > 1
 
 
 def test_what_a_sandbox_costs_is_told_for_each_that_runs_here(passed: tuple[dict[str, Any], str, Path]) -> None:
@@ -114,6 +119,17 @@ def test_one_figure_alone(tmp_path: Path) -> None:
     subprocess.run(words, cwd=ROOT, env=surroundings(tmp_path), check=True, stdout=subprocess.DEVNULL, timeout=60)
     names = [figure["name"] for figure in json.loads(file.read_bytes())["figures"]]
     assert names == ["scan of the journal, 200 rows", "merge, 200 rows", "resume with nothing left, 200 rows"]
+
+
+@pytest.mark.parametrize("place", ["folder", "file/bench.json"])
+def test_figures_that_could_not_be_written_are_refused_before_they_are_taken(tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    words = [sys.executable, "-m", "benchmarks", "--json", str(tmp_path / place)]
+    done = subprocess.run(words, cwd=ROOT, env=surroundings(tmp_path), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: --json: {tmp_path / place} cannot be written: ")
+    assert done.stderr.count("\n") == 1
 
 
 BURN = "import time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass\n"

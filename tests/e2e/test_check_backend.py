@@ -28,6 +28,7 @@ def test_a_backend_that_is_fit(tmp_path: Path) -> None:
     assert found["network none"]["state"] == "refused"
     assert "choose bubblewrap or docker" in found["network none"]["note"]
     assert "the limit is 2" in found["processors"]["note"]
+    assert found.pop("processors")["state"] in ("ok", "not tried")  # another program may have them
     late = found.pop("time-out of 1 s, SIGTERM ignored")  # a machine may be too busy for it
     assert {finding["state"] for finding in found.values()} == {"ok", "refused"}, found
     assert code == int(late["state"] == "failed")

@@ -162,6 +162,16 @@ def test_a_listing_that_cannot_be_written_is_one_line(action: str, tmp_path: Pat
     assert "No space left on device" in one_line(done.stderr)
 
 
+@pytest.mark.parametrize("action", ["help", "list_toolsets"])
+def test_a_listing_with_no_stdout_is_one_line(action: str, tmp_path: Path) -> None:
+    call = shlex.join([sys.executable, str(ROOT / "batch_runner.py"), f"--{action}"])
+    done = subprocess.run(
+        ["sh", "-c", f"{call} >&-"], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, check=False
+    )
+    assert done.returncode == 2
+    assert "stdout is closed" in one_line(done.stderr.decode())
+
+
 @pytest.mark.parametrize("action", ["help", "list_providers"])
 def test_a_reader_that_goes_away_has_seen_enough(action: str, tmp_path: Path) -> None:
     read, write = os.pipe()

@@ -47,6 +47,18 @@ def test_whether_it_is_ready_is_listed(server: SshServer, tmp_path: Path) -> Non
     assert "--ssh_hosts" in state()
 
 
+def test_a_run_goes_on_without_a_host_that_is_down(server: SshServer, tmp_path: Path) -> None:
+    key, known = told(server)[2:]
+    hosts = f"--ssh_hosts={server.host},127.0.0.1:1"
+    rules = [rule for each in ("a", "b") for rule in script(each, said("done"))]
+    with EndpointProcess(rules) as endpoint:
+        flags = ("--container_backend=ssh", hosts, key, known)
+        ran = run_against(endpoint.url, tmp_path, ["a", "b"], *flags)
+    assert [row["status"] for row in ran.rows.values()] == ["completed", "completed"], ran.err
+    assert ran.code == 0
+    assert ran.err.count("warning: the run goes on without a host that does not answer: 127.0.0.1:1") == 1
+
+
 def test_a_host_that_is_not_known_is_refused_before_a_row_starts(server: SshServer, tmp_path: Path) -> None:
     unknown = f"--ssh_known_hosts={server.folder / 'empty'}"
     with EndpointProcess(script("far", said("never"))) as endpoint:

@@ -5,11 +5,13 @@
 For each backend that works here: the program runs against an endpoint in bad weather while its workers are killed at
 random. Some time later all of it is killed at once, and resumed; when the time is up it is interrupted, and resumed in
 fair weather until nothing is pending. Then every row must be there once, nothing else must be left, the parent must not
-have grown, and requests and tokens must be those that the endpoint counted. Exits with 1 and says what was wrong
-otherwise.
+have grown, and requests and tokens must be those that the endpoint counted: each row's own, and in metrics.json the sum
+of all tries that have a row. Every kind of bad weather must have happened to one of the backends. Exits with 1 and says
+what was wrong otherwise.
 """
 
 import argparse
+import asyncio
 import ctypes
 import json
 import os
@@ -33,8 +35,9 @@ from msgspec import Struct, field
 from tests.e2e.program import Program, journal, merged, wait_until, write_dataset
 from tests.endpoint import EndpointProcess
 from tests.soak.account import Account, account, unexplained
-from tests.soak.endpoint import IMPATIENT, Logged
+from tests.soak.endpoint import IMPATIENT, WEATHER, Logged
 from tools.environments.cgroup import usable_bases
+from tools.environments.table import load_backend
 
 SHARES = {"bubblewrap": 0.7, "local": 0.15, "docker": 0.15}  # of time and prompts
 STORM, SECOND_STORM = 0.55, 0.15  # of a backend's time; the rest is for finishing
@@ -74,7 +77,10 @@ class Report(Struct, kw_only=True):
     by_status: Counter[str] = field(default_factory=Counter)
     tries: int = 0
     answers: Counter[str] = field(default_factory=Counter)
+    odd: Counter[str] = field(default_factory=Counter)  # replies
     requests: int = 0
+    said: tuple[int, int, int] = (0, 0, 0)  # metrics.json: requests, input and output tokens
+    counted: tuple[int, int, int] = (0, 0, 0)  # the endpoint, of the same tries
     cut_requests: int = 0
     cut: dict[str, int] = field(default_factory=dict)
     parent_mb: list[float] = field(default_factory=list)  # after the first quarter, at the end, the most
@@ -306,6 +312,7 @@ class Soak:
     def _check_counts(self, found: Account) -> None:
         report, log = self.report, self._requests()
         report.answers.update(logged.kind for logged in log)
+        report.odd.update(odd for logged in log for odd in logged.odd)
         report.requests = len(log)
         report.cut_requests = sum(each.sum.requests for each in found.cut)
         for each in found.cut:
@@ -314,10 +321,10 @@ class Soak:
         report.faults += [f"no kill explains the lack of {each}" for each in unexplained(found.cut, report.kills)]
         metrics = json.loads((self._run / "metrics.json").read_bytes())
         usage = metrics["usage"]
-        said = (metrics["requests"], usage["input_tokens"], usage["output_tokens"])
-        counted = (found.tries.requests, found.tries.input_tokens, found.tries.output_tokens)
-        if said != counted:
-            report.faults.append(f"metrics.json says {said} requests and tokens, the endpoint counted {counted}")
+        report.said = (metrics["requests"], usage["input_tokens"], usage["output_tokens"])
+        report.counted = (found.tries.requests, found.tries.input_tokens, found.tries.output_tokens)
+        if report.said != report.counted:
+            report.faults.append("metrics.json does not say what the endpoint counted")
 
     def _check_parent(self) -> None:
         samples = self._samples[len(self._samples) // 4 :]
@@ -367,6 +374,17 @@ def _works(backend: str, seconds: float) -> bool:
     return bool(shutil.which(command[0])) and not subprocess.run(command, check=False, capture_output=True).returncode
 
 
+@contextmanager
+def _cut_off_cleanly(backends: Sequence[str]) -> Iterator[None]:
+    """Who cuts the soak off finds no sandbox of the program that was killed with it."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        for backend in backends:
+            asyncio.run(load_backend(backend).reap())
+        raise
+
+
 def _adopt_orphans() -> None:
     """Whatever our descendants leave running becomes our child, whoever started it."""
     set_child_subreaper = 36
@@ -382,12 +400,13 @@ def main() -> int:
     parser.add_argument("--backends", default=",".join(SHARES))
     parser.add_argument("--report", type=Path)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, what was written is removed
     _adopt_orphans()
     backends = [each for each in options.backends.split(",") if _works(each, options.seconds)]
     whole = sum(SHARES[each] for each in backends)
     prompts = min(options.prompts, int(options.seconds * PROMPTS_A_SECOND))
     reports = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _cut_off_cleanly(backends):
         for backend in backends:
             share = SHARES[backend] / whole
             soak = Soak(backend, Path(folder, backend), int(prompts * share), options.seconds * share)
@@ -395,7 +414,15 @@ def main() -> int:
             print(_text(reports[-1]), flush=True)
     if options.report:
         options.report.write_bytes(msgspec.json.format(msgspec.json.encode(reports)))
-    return int(any(report.faults for report in reports))
+    calm = _calm(reports)
+    if calm:
+        print(f"FAULT the storm did not happen: no {', '.join(calm)}")
+    return int(bool(calm) or any(report.faults for report in reports))
+
+
+def _calm(reports: Sequence[Report]) -> list[str]:
+    """The kinds of weather that nobody saw."""
+    return [kind for kind in WEATHER if not any(report.answers[kind] + report.odd[kind] for report in reports)]
 
 
 def _text(report: Report) -> str:
@@ -405,7 +432,9 @@ def _text(report: Report) -> str:
         f"{report.backend}: {report.prompts} prompts in {report.seconds:.0f} s, {report.tries} tries,"
         f" {len(report.kills)} workers killed, invocations ended with {report.invocations}",
         f"  rows: {dict(report.by_status)}",
-        f"  requests: {report.requests} {dict(report.answers)}",
+        f"  requests: {report.requests} {dict(report.answers)}; replies with strange calls: {dict(report.odd)}",
+        f"  requests, input and output tokens of tries with a row: metrics.json says {report.said}, the endpoint"
+        f" counted {report.counted}",
         f"  of these {report.cut_requests} of tries that a SIGKILL cut short: {cut}",
         f"  parent {first} MB, {last} MB at the end, {most} MB at most; a worker {report.worker_mb} MB at most",
         *(f"  FAULT {each}" for each in report.faults),

@@ -29,12 +29,16 @@ LATENCY = 0.02
 IMPATIENT = "impatient"  # rows whose time is over before their second request's
 DAEMON_SECONDS = 86_400
 _CALM = "ok"
+_MALFORMED, _INVENTED = '{"command": "echo', "teleport"
+WEATHER = ("rate_limited", "server_error", "cut", "stalled", "malformed", "invented")
+"""All that can happen to a request, or be wrong with a reply's calls."""
 _SANDBOX = re.compile(r"batch-[0-9a-f]{12}")
 
 
 class Logged(Struct, frozen=True, kw_only=True):
     """One request. `at`: Unix time of its arrival; `kind`: ok, rate_limited, server_error, cut, stalled, or gone if the
-    client did not wait for the answer; `sandbox`: the control group that its tools ran in, where that was said."""
+    client did not wait for the answer; `odd`: malformed, invented, where the answer held such calls; `sandbox`: the
+    control group that its tools ran in, where that was said."""
 
     at: float
     prompt: str
@@ -42,6 +46,7 @@ class Logged(Struct, frozen=True, kw_only=True):
     kind: str
     input_tokens: int = 0
     output_tokens: int = 0
+    odd: tuple[str, ...] = ()
     sandbox: str = ""
 
 
@@ -83,13 +88,21 @@ def _message(request: Request, dice: random.Random) -> tuple[dict[str, Any], str
 def _call(turn: int, dice: random.Random, call_id: str) -> dict[str, Any]:
     chance = dice.random()
     if chance < 0.03:
-        return tool_call("terminal", '{"command": "echo', call_id)
+        return tool_call("terminal", _MALFORMED, call_id)
     if chance < 0.06:
-        return tool_call("teleport", {"to": "the moon"}, call_id)
+        return tool_call(_INVENTED, {"to": "the moon"}, call_id)
     if turn == 1:
         return tool_call("terminal", {"command": "cat /proc/self/cgroup"}, call_id)
     command, timeout = dice.choices([each[1:] for each in _COMMANDS], [each[0] for each in _COMMANDS])[0]
     return tool_call("terminal", {"command": command, "timeout": timeout}, call_id)
+
+
+def _odd(rule: Rule) -> tuple[str, ...]:
+    """What is wrong with a reply's calls."""
+    functions = [each["function"] for each in rule.message.get("tool_calls", ())]
+    malformed = any(each["arguments"] == _MALFORMED for each in functions)
+    invented = any(each["name"] == _INVENTED for each in functions)
+    return (*(["malformed"] if malformed else []), *(["invented"] if invented else []))
 
 
 _COMMANDS = (  # weight, command, timeout
@@ -129,7 +142,8 @@ class SoakEndpoint(Endpoint):
         return super()._rule(request) if self.rules else draw(request)[1]
 
     def _note_down(self, at: float, kind: str, request: Request) -> None:
-        usage = (self.rules[0] if self.rules else draw(request)[1]).usage if kind == _CALM else None
+        reply = (self.rules[0] if self.rules else draw(request)[1]) if kind == _CALM else None
+        usage = reply.usage if reply else None
         sandboxes = _SANDBOX.findall(request.text)
         logged = Logged(
             at=at,
@@ -138,6 +152,7 @@ class SoakEndpoint(Endpoint):
             kind="stalled" if kind == "gone" and self._kind(request) == "stalled" else kind,
             input_tokens=usage["prompt_tokens"] if usage else 0,
             output_tokens=usage["completion_tokens"] if usage else 0,
+            odd=_odd(reply) if reply else (),
             sandbox=sandboxes[0] if sandboxes else "",
         )
         self._log.write(msgspec.json.encode(logged) + b"\n")

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from tools.browser.folder import BrowserFolder, reap
 from tools.browser.gateway import Gateway, proxies
+from tools.browser.pagescripts import KEEP
 from tools.browser.program import SWITCHES, USUAL_PATH, find_program, may_use_sandbox
 from tools.environments.script import MARKER
 from tools.errors import ToolError
@@ -181,7 +182,7 @@ class Browser:
             making = running.chromium.new_context(
                 proxy={"server": server}, viewport={"width": width, "height": height}, accept_downloads=True
             )
-            context = await self._kept(making)
+            context = await self._kept(_prepared(making))
         except BaseException:
             await gateway.close()
             raise
@@ -200,6 +201,12 @@ class Browser:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
             raise
+
+
+async def _prepared(making: "Coroutine[Any, Any, BrowserContext]") -> "BrowserContext":
+    context = await making
+    await context.add_init_script(KEEP)
+    return context
 
 
 async def _is_usable(start: "asyncio.Task[Running]") -> bool:

@@ -1,15 +1,30 @@
 """What is run inside pages. A leaf."""
 
-SERIALIZE = """value => {
-  const kind = value === null ? 'null' : Array.isArray(value) ? 'array' : typeof value;
-  let text;
-  try { text = JSON.stringify(value instanceof Node ? value.outerHTML : value); } catch { text = undefined; }
-  if (text === undefined) text = value === undefined ? 'null' : JSON.stringify(String(value));
-  text = text.replace(/\\\\(?:u(d[89a-f]..)|.)/g, (escape, half) => half ? '\\ufffd' : escape);
-  return {kind, text: text.slice(0, LIMIT), total: text.length};
-}"""
-"""Any value -> its JSON text, at most LIMIT characters of it; what JSON has no form for as JavaScript writes it, and
-U+FFFD for half a surrogate pair, which would be an escape."""
+MAX_VALUE = 15_000  # characters of an evaluated value
+
+KEEP = """globalThis.batchValue || (() => {
+  const {stringify} = JSON, {isArray} = Array, {call} = Function.prototype, run = eval, asText = String, Inner = Node;
+  const part = call.bind(String.prototype.slice), replace = call.bind(String.prototype.replace);
+  const plain = (_, value) => typeof value === 'bigint' ? asText(value) : value;
+  const value = async source => {
+    let value = run(source);
+    if (typeof value === 'function') value = value();
+    value = await value;
+    const kind = value === null ? 'null' : isArray(value) ? 'array' : typeof value;
+    let text;
+    try { text = stringify(value instanceof Inner ? value.outerHTML : value, plain); } catch { text = undefined; }
+    if (text === undefined) text = value === undefined ? 'null' : stringify(asText(value));
+    text = replace(text, /\\\\(?:u(d[89a-f]..)|.)/g, (escape, half) => half ? '\\ufffd' : escape);
+    return `${kind} ${text.length} ${part(text, 0, LIMIT)}`;
+  };
+  Object.defineProperty(globalThis, 'batchValue', {value});
+})()""".replace("LIMIT", str(MAX_VALUE))
+"""Run before a page's own scripts: what EVALUATE needs is kept here, for these may replace all that there is."""
+
+EVALUATE = f"source => {{ {KEEP}; return globalThis.batchValue(source); }}"
+"""Evaluates an expression, calls it if it is a function, waits for its value -> the value's kind, the length of its
+JSON text, and at most MAX_VALUE characters of that, with blanks between. What JSON has no form for is as JavaScript
+writes it, half a surrogate pair, which would be an escape, U+FFFD."""
 
 SCROLL = """down => {
   const by = (down ? 1 : -1) * 0.8 * innerHeight;

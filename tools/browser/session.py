@@ -90,6 +90,7 @@ class BrowserSession:
         self.console: deque[dict[str, str]] = deque(maxlen=KEPT_MESSAGES)
         self.errors: deque[dict[str, str]] = deque(maxlen=KEPT_MESSAGES)
         self.total_messages = self.total_errors = 0
+        self.main_frame = ""  # what stands before the refs of the page's own elements: `f1` after a page that failed
         self.files = 0  # snapshots and screenshots kept so far
         self._running: Running | None = None
         self._context: BrowserContext | None = None
@@ -295,14 +296,18 @@ class BrowserSession:
         """Waits for what an action has set off: a tab, a page, its pictures, a file; for a while."""
         await asyncio.sleep(_GRACE)
         await self._under_way.come(self._acting, limits.load)
-        for _ in range(_RELOADS):
-            if not self.pages or not self._under_way.is_broken_off(self.pages[-1]):
+        for tries in reversed(range(_RELOADS + 1)):
+            if self.pages:
+                await self.loaded(self.pages[-1], limits)
+            if not tries or not self.pages or not self.is_broken_off(self.pages[-1]):
                 break
             with suppress(playwright_error()):  # of a file, or again
                 await self.pages[-1].reload(wait_until="commit", timeout=limits.load * 1000)
             await self._under_way.come(self.pages[-1] if self.pages else None, limits.load)
-        if self.pages:
-            await self.loaded(self.pages[-1], limits)
+
+    def is_broken_off(self, page: "Page") -> bool:
+        """Whether the page came not, or not whole, only as the machine's network changed."""
+        return self._under_way.is_broken_off(page)
 
     def expect_error_page(self) -> None:
         """Something is asked for, which may fail."""

@@ -7,6 +7,7 @@ this machine.
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -17,7 +18,7 @@ from msgspec import Meta, Struct
 from tools.arguments import TypedTool
 from tools.base import Picture, ToolContext
 from tools.browser.engine import VIEW, Browser, Limits, explained, playwright_error, retrieve
-from tools.browser.pagescripts import DRAW, ERASE, HIDE, IMAGES, OPTIONS, SCROLL, SERIALIZE, UNHIDE
+from tools.browser.pagescripts import DRAW, ERASE, EVALUATE, HIDE, IMAGES, MAX_VALUE, OPTIONS, SCROLL, UNHIDE
 from tools.browser.session import MAX_TEXT, BrowserSession, folder_of
 from tools.browser.snapshot import Line, compact, count_elements, cut, marks, parse_ref, parse_snapshot
 from tools.browser.underway import NETWORK_CHANGED
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 
 MAX_IMAGES = 200
 MAX_FRAMES = 100
-MAX_VALUE = 15_000  # characters of an evaluated value
 MAX_WHOLE = 2_000_000  # characters of a snapshot that is kept in a file
 MAX_TITLE = 500
 _TRIES = 3  # of what another navigation has interrupted
+_FUNCTION = re.compile(r"\s*(async\s+)?function\b")  # a statement, unless it is put in brackets
+_FIRST_REF = re.compile(r"\[ref=((?:f\d+)?)e\d+\]")
+_BLANK = "about:blank"
 _LEFT = "Execution context was destroyed"  # in an error: another page came in the place of the one that was asked
 
 _KEY_NAMES = (
@@ -231,8 +234,11 @@ async def navigate(context: ToolContext, arguments: NavigateArguments) -> dict[s
         tab = Tab(context, session, limits, page)
         session.begin()
         try:
-            failure, told = await _gone_to(tab, url)
-            result = failure or await _in_time(tab, _arrived)
+            for _ in range(_TRIES):
+                failure, told = await _gone_to(tab, url)
+                result = failure or await _in_time(tab, _arrived)
+                if page not in session.pages or not session.is_broken_off(page):
+                    break
         finally:
             session.end()
         return await _with_news(tab, {**result, **told})
@@ -333,11 +339,14 @@ async def _text_of(tab: Tab) -> tuple[str, int]:
     for element in hidden:
         await element.evaluate(HIDE)
     try:
-        return await tab.page.aria_snapshot(mode="ai", boxes=True, timeout=0), len(hidden)
+        text = await tab.page.aria_snapshot(mode="ai", boxes=True, timeout=0)
     finally:
         for element in hidden:
             with suppress(playwright_error()):
                 await element.evaluate(UNHIDE)
+    first = _FIRST_REF.search(text)
+    tab.session.main_frame = first[1] if first else ""
+    return text, len(hidden)
 
 
 async def _mute_frames(tab: Tab) -> "list[Frame]":
@@ -390,7 +399,8 @@ async def _element(tab: Tab, text: str) -> "Locator":
     ref = parse_ref(text)
     if not ref:
         raise ToolError(f"{text[:100]!r} is no ref; one looks like @e12 and stands in the snapshot as [ref=e12]")
-    element = tab.page.locator(f"aria-ref={ref}")
+    frame = "" if ref.startswith("f") else tab.session.main_frame  # one without a frame means the page's own
+    element = tab.page.locator(f"aria-ref={frame}{ref}")
     if not await element.count():
         raise ToolError(f"There is no element @{ref} on the page as it is now; browser_snapshot shows which there are")
     return element
@@ -451,12 +461,13 @@ async def back(context: ToolContext, arguments: BackArguments) -> dict[str, Any]
 
 
 async def _url_before(page: "Page") -> str:
-    """Of what was there before in this tab; "" if nothing was."""
+    """Of what was there before in this tab; "" if nothing was, for a tab begins blank."""
     session = await page.context.new_cdp_session(page)
     history = await session.send("Page.getNavigationHistory")
     await session.detach()
-    here: int = history["currentIndex"]
-    return str(history["entries"][here - 1]["url"]) if here else ""
+    before: int = history["currentIndex"] - 1
+    url = str(history["entries"][before]["url"]) if before >= 0 else ""
+    return "" if before == 0 and url == _BLANK else url
 
 
 async def _gone_back(tab: Tab, url: str) -> dict[str, Any]:
@@ -554,13 +565,10 @@ async def console(context: ToolContext, arguments: ConsoleArguments) -> dict[str
 
 
 async def _value(page: "Page", expression: str) -> dict[str, Any]:
-    handle = await page.evaluate_handle(expression)
-    told = await handle.evaluate(SERIALIZE.replace("LIMIT", str(MAX_VALUE)))
-    with suppress(playwright_error()):
-        await handle.dispose()
-    kind, text, total = str(told["kind"]), str(told["text"]), int(told["total"])
-    if total > MAX_VALUE:
-        left = f"{total - MAX_VALUE} of {total} characters of its JSON are left out"
+    source = f"({expression})" if _FUNCTION.match(expression) else expression
+    kind, length, text = (await page.evaluate(EVALUATE, source)).split(" ", 2)
+    if int(length) > MAX_VALUE:
+        left = f"{int(length) - MAX_VALUE} of {length} characters of its JSON are left out"
         return {"result": text, "result_type": kind, "truncated": left}
     return {"result": decoded_json(text), "result_type": kind}
 

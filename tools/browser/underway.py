@@ -27,6 +27,7 @@ class UnderWay:
         self._tabs: set[str] = set()
         self._closing: set[Page] = set()
         self._broken_off = False
+        self._torn: set[Page] = set()  # those of which only a part came
         self._changed = asyncio.Event()
         self._error_page = asyncio.Event()
         self._targets: CDPSession | None = None
@@ -58,7 +59,7 @@ class UnderWay:
 
     def begin(self, context: "BrowserContext | None") -> None:
         """An action begins, which what was under way does not concern."""
-        for each in (self._pages, self._answered, self._due, self._come, self._tabs, self._closing):
+        for each in (self._pages, self._answered, self._due, self._come, self._tabs, self._closing, self._torn):
             each.clear()
         self._broken_off = False
         if context is not None:
@@ -88,6 +89,8 @@ class UnderWay:
         page = _led(request)
         if NETWORK_CHANGED in (request.failure or "") and request.is_navigation_request() and request.method == "GET":
             self._broken_off = True
+            if page and request in self._answered:
+                self._torn.add(page)
         if "ERR_ABORTED" not in (request.failure or "") or (page and self._pages.get(page) is not request):
             return
         if request in self._answered:
@@ -131,9 +134,12 @@ class UnderWay:
     # --- waiting
 
     def is_broken_off(self, page: "Page") -> bool:
-        """Whether the page could not be opened only as the machine's network changed. Told once for each time."""
+        """Whether the page could not be opened, or not whole, only as the machine's network changed. Told once for each
+        time."""
         broken_off, self._broken_off = self._broken_off, False
-        return broken_off and page.url.startswith("chrome-error:")
+        is_torn = page in self._torn
+        self._torn.clear()
+        return is_torn or (broken_off and page.url.startswith("chrome-error:"))
 
     async def come(self, page: "Page | None", seconds: float) -> None:
         """Waits for what the page has set off, at most so long."""

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -136,6 +136,9 @@ class Environment(Protocol):
     async def delete(self, path: str) -> None:
         """One file or link."""
 
+    async def check_room(self, size: int) -> None:
+        """Raises DiskFull if the sandbox stands on a disk of this machine without room for so many bytes."""
+
 
 class Backend(Protocol):
     """A kind of sandbox. Importing its module does nothing; what it needs is looked for by `check`."""
@@ -151,7 +154,24 @@ class Backend(Protocol):
         """Makes the image ready, once over all processes of this machine. Raises ImageUnavailable."""
 
     def open(self, spec: EnvironmentSpec) -> AbstractAsyncContextManager[Environment]:
-        """A sandbox, removed whatever happens inside. Raises SetupFailed, ImageUnavailable, EnvironmentLost."""
+        """A sandbox, removed whatever happens inside. Raises SetupFailed, ImageUnavailable, EnvironmentLost,
+        DiskFull."""
 
     async def reap(self) -> int:
         """Removes what dead runs left on this machine; how many sandboxes that were."""
+
+
+@runtime_checkable
+class Outspoken(Protocol):
+    """A backend that has something to tell a run."""
+
+    def warnings(self) -> Sequence[str]:
+        """What the user is told once, at a run's start, when it has reaped."""
+
+
+@runtime_checkable
+class Lenient(Protocol):
+    """A backend whose `check` also says what keeps no run from starting."""
+
+    async def hindrance(self) -> str:
+        """What does: "" or one line, as of `Backend.check`."""

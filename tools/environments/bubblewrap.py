@@ -11,8 +11,9 @@ from tools.environments.base import Environment, EnvironmentSpec
 from tools.environments.channel import base_variables
 from tools.environments.door import DoorEnvironment, limit_processes
 from tools.environments.ending import to_the_end
-from tools.environments.hosted import Host, bound_volumes, limits_by, reap_folders, tried
+from tools.environments.hosted import Host, bound_volumes, making, reap_folders, tried
 from tools.environments.shell import new_token
+from tools.errors import EnvironmentLost, SetupFailed
 
 _PARTS = ("workspace", "home", "door", "etc")
 _HOME = "/home/user"
@@ -56,8 +57,9 @@ class BubblewrapEnvironment(DoorEnvironment):
     """A `bwrap` process, and channels through its door."""
 
     def __init__(self, spec: EnvironmentSpec, host: Host) -> None:
-        for name, text in _USERS.items():
-            (host.folder / "etc" / name).write_text(text)
+        with making(str(host.folder)):
+            for name, text in _USERS.items():
+                (host.folder / "etc" / name).write_text(text)
         super().__init__(
             spec,
             host,
@@ -127,15 +129,11 @@ class BubblewrapBackend:
             return (
                 "bubblewrap is not installed: install the package bubblewrap (its program is `bwrap`), or choose docker"
             )
-        command = ("bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true")
+        command = ("bwrap", "--unshare-all", *_system_view(), "--proc", "/proc", "--dev", "/dev", "true")
         said = await tried(command)
         if not said:
             return ""
         return f"bubblewrap cannot make user namespaces here ({said}): allow them in the kernel, or choose docker"
-
-    def limits_by(self) -> str:
-        """See `hosted.limits_by`."""
-        return limits_by()
 
     async def prepare(self, image: str) -> None:
         """Nothing: it takes no images."""
@@ -150,8 +148,12 @@ class BubblewrapBackend:
             host.remove()
             raise
         try:
-            await environment.open_door(limit_processes(host))
-            await environment.enter()
+            try:
+                await environment.open_door(limit_processes(host))
+                await environment.enter()
+            except (SetupFailed, EnvironmentLost):
+                host.check_room()
+                raise
             yield environment
         finally:
             await to_the_end(environment.close())

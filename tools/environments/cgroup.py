@@ -14,7 +14,7 @@ from tools.environments.processes import kill_all
 CONTROLLERS = ("memory", "cpu", "pids")
 _PERIOD = 100_000
 OPTIONAL = {"memory.memsw.limit_in_bytes", "memory.swap.max"}  # files that are there only if the kernel accounts swap
-_REMOVE_TRIES = 100
+_REMOVE_TRIES = 1000
 _REMOVE_PAUSE = 0.005
 
 
@@ -49,7 +49,7 @@ class Cgroup(Struct, frozen=True):
         return kill_all(self.pids)
 
     def remove(self) -> bool:
-        """Removes the empty group, waiting half a second at most for processes that are just ending."""
+        """Removes the empty group, waiting five seconds at most for processes that are just ending."""
         left = [folder for folder in self.folders if not _remove(folder)]
         return not left
 

@@ -69,10 +69,6 @@ class DaytonaBackend:
             return str(problem)
         return ""
 
-    def limits_by(self) -> str:
-        """What holds sandboxes to their limits."""
-        return "the service (whole processors, whole GiB of memory, network), and ulimit (processes per user)"
-
     async def prepare(self, image: str) -> None:
         """Nothing: the service builds an image when a sandbox is made of it, and keeps it."""
 

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import posixpath
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -57,6 +58,7 @@ _CHECK_SECONDS = {"docker": 10.0, "podman": 20.0}  # podman looks through all it
 _START_SECONDS = 120.0
 _CHANNEL_SECONDS = 30.0
 _REMOVE_SECONDS = 15.0
+_HOPELESS = re.compile("unable to find (user|group) ")  # status 500 of docker, 409 of podman
 
 
 class DockerBackend:
@@ -197,8 +199,8 @@ def _start_errors(name: str) -> Iterator[None]:
         if isinstance(cause, TimeoutError):
             raise SetupTimeout(f"{name} took too long to start a container") from None
         if isinstance(cause, DockerError) and cause.status in range(400, 600):
-            refused = SandboxRefused if cause.status == 400 else SetupFailed
-            raise refused(str(lost)) from None
+            is_hopeless = cause.status == 400 or _HOPELESS.search(str(lost))
+            raise (SandboxRefused if is_hopeless else SetupFailed)(str(lost)) from None
         raise
 
 

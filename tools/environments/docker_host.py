@@ -29,6 +29,7 @@ _TO_START = {
 _API = {"docker": "auto", "podman": "v1.41"}  # to ask podman takes a second or two; it speaks older ones always
 _SOCKETS = {"docker": "/var/run/docker.sock", "podman": "/run/podman/podman.sock"}
 _VARIABLES = {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST"}
+_SCHEMES = ("unix", "tcp", "http", "https", "ssh", "npipe")
 
 
 def not_running(name: str, detail: str = "") -> str:
@@ -43,15 +44,25 @@ async def connected(
     """A client of the engine `docker` (that of DOCKER_HOST, else of the docker context) or `podman` (that of
     CONTAINER_HOST, else of the service of this user or of this machine), for any number of streams at once.
 
-    Raises SetupFailed where there is none, EnvironmentLost where SSH does not get there.
+    Raises SetupFailed where there is none, SandboxRefused for an address that is none, EnvironmentLost where SSH does
+    not get there.
     """
     url = _url(name, environ)
+    _refuse_scheme(name, url)
     async with AsyncExitStack() as stack:
         if url.startswith("ssh://"):
             url = await stack.enter_async_context(_forwarded(name, url, settings))
         client = _client(name, url, environ)
         stack.push_async_callback(client.close)
         yield client
+
+
+def _refuse_scheme(name: str, url: str) -> None:
+    """Raises SandboxRefused, which shows no more of the address: there may be a password."""
+    scheme, separator, _ = url.partition("://")
+    if url and (not separator or scheme not in _SCHEMES):
+        told = f"the scheme {scheme[:50]!r} is unknown" if separator else "it has no scheme"
+        raise SandboxRefused(f"{_VARIABLES[name]}: {told}: unix://, tcp://, https:// or ssh:// expected")
 
 
 def _client(name: str, url: str, environ: Mapping[str, str]) -> "Docker":
@@ -84,7 +95,11 @@ async def _forwarded(name: str, url: str, settings: BackendSettings) -> AsyncIte
     if find_spec("asyncssh") is None:
         raise SandboxRefused(f"{_VARIABLES[name]}=ssh://… needs asyncssh: pip install -e '.[ssh]'")
     host, _, path = url.removeprefix("ssh://").partition("/")
-    connection = await connect(_target(name, host), settings)
+    target = _target(name, host)
+    try:
+        connection = await connect(target, settings)
+    except SetupFailed as problem:
+        raise SetupFailed(f"{name} at {target} ({_VARIABLES[name]}): {problem}") from None
     try:
         with TemporaryDirectory(prefix="batch-engine-") as folder:  # nobody else may open it
             async with await connection.forward_local_path(f"{folder}/socket", f"/{path}" if path else _SOCKETS[name]):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tools.environments.base import EnvironmentSpec
 from tools.environments.channel import Channel
-from tools.environments.hosted import Host, end_process, ended, shell_channel
+from tools.environments.hosted import Host, end_process, ended, refuse_full, shell_channel
 from tools.environments.pipes import PipeChannel
 from tools.environments.processes import kill_call
 from tools.environments.shell import ShellEnvironment
@@ -105,6 +105,9 @@ class DoorEnvironment(ShellEnvironment):
             pipes = Pipes(self._host.folder / "door" / name)
         except FileNotFoundError:
             raise EnvironmentLost("the sandbox's folder is gone") from None
+        except OSError as error:
+            refuse_full(error, str(self._host.folder))
+            raise
         channel = PipeChannel(pipes.stdin, pipes.stdout, _nothing)
         try:
             await self._door.write(f"o {name}\n".encode())
@@ -138,6 +141,10 @@ class DoorEnvironment(ShellEnvironment):
     async def _kill(self, call: str) -> None:
         """From outside: a sandbox whose process table is full could not do it."""
         await asyncio.to_thread(kill_call, call, self._host.pids)
+
+    async def check_room(self, size: int) -> None:
+        """See `Environment.check_room`."""
+        await asyncio.to_thread(self._host.check_room, size)
 
     async def close(self) -> None:
         """Ends the sandbox, then removes its folder."""

@@ -1,6 +1,7 @@
 """What sandboxes that are processes of this machine share: a folder with their owner, their limits, and their end."""
 
 import asyncio
+import errno
 import math
 import os
 import random
@@ -10,20 +11,20 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from tools.environments.base import EnvironmentSpec, Limits, Owner
-from tools.environments.cgroup import Cgroup, cgroup_folders, make_cgroup, usable_bases
+from tools.environments.cgroup import Cgroup, cgroup_folders, make_cgroup
 from tools.environments.owner import is_dead
 from tools.environments.pipes import PipeChannel
 from tools.environments.processes import all_pids, kill_call
 from tools.environments.script import MARKER
-from tools.errors import SandboxRefused, SetupFailed
+from tools.errors import DiskFull, SandboxRefused, SetupFailed
 
 _PREFIX = "batch-sandbox-"
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
@@ -31,6 +32,7 @@ _RECORD = "owner"
 _NOBODYS = 60.0  # seconds after which a folder without a record is nobody's
 _END_SECONDS = 2.0
 _CHECK_SECONDS = 20.0
+_LITTLE = 1 << 16  # bytes that a disk with room for anything has
 
 
 class Record(Struct, frozen=True):
@@ -59,22 +61,24 @@ class Host:
         try:
             for place in _places():
                 folder = f"{place}/{_PREFIX}{token}"
-                os.mkdir(folder, 0o700)  # noqa: PTH102 - here and below texts take a tenth of the time of paths
+                with making(folder):
+                    os.mkdir(folder, 0o700)  # noqa: PTH102 - here and below texts take a tenth of the time of paths
                 self._made.append(folder)
             self.state, self.folder = Path(self._made[0]), Path(self._made[-1])
             self._write_record(spec)  # all else comes after it: who dies meanwhile leaves nothing that is not in it
             self.cgroup = make_cgroup(self._group_name(), spec.limits)
-            for part in parts:
-                os.mkdir(f"{self._made[-1]}/{part}", 0o700)  # noqa: PTH102
-        except OSError as error:
+            with making(folder):
+                for part in parts:
+                    os.mkdir(f"{folder}/{part}", 0o700)  # noqa: PTH102
+        except (SetupFailed, DiskFull):
             self.remove()
-            raise SetupFailed(f"the sandbox's folder cannot be made: {error}") from None
+            raise
 
     def _write_record(self, spec: EnvironmentSpec) -> None:
         cgroup = cgroup_folders(self._group_name())
         record = msgspec.json.encode(Record(spec.owner, spec.deadline, self.token, tuple(self._made), cgroup))
         for folder in self._made:
-            with open(f"{folder}/{_RECORD}", "xb", buffering=0) as file:  # noqa: PTH123
+            with making(folder), open(f"{folder}/{_RECORD}", "xb", buffering=0) as file:  # noqa: PTH123
                 file.write(record)
 
     def _group_name(self) -> str:
@@ -106,6 +110,14 @@ class Host:
             if usual:
                 os.sched_setaffinity(0, usual)
 
+    def check_room(self, size: int = 0) -> None:
+        """Raises DiskFull if so many bytes more cannot be written in `folder`, or hardly any in `state`."""
+        for folder in self._made:
+            try:
+                _take_room(f"{folder}/room", max(size if folder == self._made[-1] else 0, _LITTLE))
+            except OSError as error:
+                refuse_full(error, folder)
+
     def pids(self) -> Set[int]:
         """Processes that may be the sandbox's."""
         return self.cgroup.pids() if self.cgroup else all_pids()
@@ -116,6 +128,31 @@ class Host:
             return
         for folder in self._made:
             remove_tree(Path(folder))
+
+
+@contextmanager
+def making(folder: str) -> Iterator[None]:
+    """For what belongs to a sandbox's folder. Raises DiskFull, SetupFailed."""
+    try:
+        yield
+    except OSError as error:
+        refuse_full(error, folder)
+        raise SetupFailed(f"the sandbox's folder cannot be made: {error}") from None
+
+
+def refuse_full(error: OSError, folder: str) -> None:
+    """Raises DiskFull if there was no room left where the sandbox's folder is."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise DiskFull(f"{os.path.dirname(folder)}, where sandboxes are made, cannot be written: {error.strerror}")  # noqa: PTH120 - as above
+
+
+def _take_room(path: str, size: int) -> None:
+    """For a moment."""
+    with open(path, "wb") as file:  # noqa: PTH123 - as above
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        finally:
+            os.unlink(path)  # noqa: PTH108 - as above
 
 
 def _fewer_cpus(limits: Limits) -> set[int] | None:
@@ -263,15 +300,14 @@ def bound_volumes(volumes: Sequence[str]) -> list[tuple[str, str, bool]]:
     return bound
 
 
-def limits_by() -> str:
-    """What holds sandboxes to their limits on this machine. Without control groups memory is limited per process, whole
-    processors are given, and only bubblewrap limits the number of processes."""
-    bases = usable_bases()
-    return f"cgroup v{bases.version}" if bases else "rlimits and processor affinity"
-
-
 def _places() -> list[str]:
-    return list(dict.fromkeys([*([_MEMORY] if os.access(_MEMORY, os.W_OK) else []), tempfile.gettempdir()]))
+    return list(dict.fromkeys([*([_MEMORY] if os.access(_MEMORY, os.W_OK) else []), _temporary()]))
+
+
+def _temporary() -> str:
+    """Where TMPDIR says, also when that is full: nobody wants 400 sandboxes on the disk that is tried next."""
+    named = os.environ.get("TMPDIR", "")
+    return named if named.startswith("/") and os.access(named, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
 def reap_folders() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.environments.base import Environment, EnvironmentSpec
 from tools.environments.channel import Channel, base_variables
 from tools.environments.ending import to_the_end
-from tools.environments.hosted import Host, end_process, limits_by, reap_folders, shell_channel
+from tools.environments.hosted import Host, end_process, reap_folders, shell_channel
 from tools.environments.process import ShellProcess
 from tools.environments.processes import all_pids, is_marked, kill_call
 from tools.environments.shell import ShellEnvironment, new_token
@@ -71,6 +71,10 @@ class LocalEnvironment(ShellEnvironment):
         self._leaves_processes = True
         await asyncio.to_thread(kill_call, call, self._host.pids)
 
+    async def check_room(self, size: int) -> None:
+        """See `Environment.check_room`."""
+        await asyncio.to_thread(self._host.check_room, size)
+
     async def close(self) -> None:
         """Ends all that was started here, then removes the folder."""
         await self.leave()
@@ -92,10 +96,6 @@ class LocalBackend:
             return "local needs Linux: choose docker"
         return "" if shutil.which("sh") else "local needs a shell named `sh` on PATH"
 
-    def limits_by(self) -> str:
-        """See `hosted.limits_by`."""
-        return limits_by()
-
     async def prepare(self, image: str) -> None:
         """Nothing: it takes no images."""
 
@@ -109,7 +109,11 @@ class LocalBackend:
             try:
                 await environment.enter()
             except EnvironmentLost:
+                host.check_room()
                 raise SetupFailed("the sandbox's shell ended at once: it cannot be put under its limits") from None
+            except SetupFailed:
+                host.check_room()
+                raise
             yield environment
         finally:
             await to_the_end(environment.close())

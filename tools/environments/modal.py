@@ -11,7 +11,7 @@ import math
 import posixpath
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,15 @@ from tools.environments.base import Environment, EnvironmentSpec, Owner
 from tools.environments.channel import Channel, base_variables
 from tools.environments.docker_engine import uninterrupted
 from tools.environments.docker_images import PULL_SECONDS, one_line
-from tools.environments.modal_connection import ModalChannel, connected, open_channel, service_errors, start_errors
+from tools.environments.modal_connection import (
+    UNREACHED,
+    ModalChannel,
+    State,
+    connected,
+    open_channel,
+    service_errors,
+    start_errors,
+)
 from tools.environments.owner import current_owner, is_dead
 from tools.environments.shell import ShellEnvironment
 from tools.errors import (
@@ -42,11 +50,13 @@ DEFAULT_CWD = "/workspace"
 _TAG = "batch-runner-"
 _DAY = 86_400  # seconds that a sandbox may live, as the service has it
 _SPARE = 300
-_CHECK_SECONDS = 15.0
+_CHECK_SECONDS = 6.0  # to connect, and for an answer: who lists the backends waits for ten
 _START_SECONDS = 120.0
 _CHANNEL_SECONDS = 30.0
 _REMOVE_SECONDS = 9.0
+_SLOW_REMOVE_SECONDS = 4.0  # where the service was too slow before
 _REAP_SECONDS = 60.0
+_REAP_SILENT_SECONDS = 10.0  # a run waits for it before it ends
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@/-]*", re.ASCII)  # it becomes a line of a Dockerfile
 _MAIN = "trap '' HUP INT TERM; while sleep 86400 & wait; do :; done; while read -r _; do :; done"
 
@@ -64,17 +74,19 @@ class ModalBackend:
     async def check(self) -> str:
         """See `Backend.check`. The service is asked."""
         try:
-            client = await connected()
+            client = await connected(_CHECK_SECONDS)
             with start_errors():
                 async with asyncio.timeout(_CHECK_SECONDS):
                     await client.hello.aio()  # type: ignore[no-untyped-call]
+        except SetupTimeout:
+            return UNREACHED
         except RowFailed as problem:
             return str(problem)
         return ""
 
-    def limits_by(self) -> str:
-        """What holds sandboxes to their limits."""
-        return "the service (cores, memory, network); the number of processes by ulimit alone, which root escapes"
+    def warnings(self) -> Sequence[str]:
+        """See `Outspoken`."""
+        return ("modal does not hold --pids: root, as which most images run, may start any number of processes",)
 
     async def prepare(self, image: str) -> None:
         """See `Backend.prepare`: the service builds it from its registry, once. SetupFailed without the service."""
@@ -103,22 +115,23 @@ class ModalBackend:
         """See `Backend.open`."""
         _check_spec(spec)
         app, image = await self._built(spec.image or DEFAULT_IMAGE)
+        state = State()
         async with AsyncExitStack() as stack:
             with start_errors():
                 async with asyncio.timeout(_START_SECONDS):
-                    sandbox = Sandbox(spec, await _created(app, image, spec, stack))
+                    sandbox = Sandbox(spec, await _created(app, image, spec, stack, state), state)
                     environment = await sandbox.environment()
                     stack.push_async_callback(environment.leave)
-                    stack.callback(sandbox.ending.set)
+                    stack.callback(state.end)
                     await environment.enter()
             yield environment
 
     async def reap(self) -> int:
         """See `Backend.reap`: sandboxes that were made from this machine. Others end by themselves soon after their
-        deadline."""
+        deadline. Nobody waits long for a service that is silent."""
         try:
-            async with asyncio.timeout(_REAP_SECONDS):
-                return await _reaped(await connected())
+            async with asyncio.timeout(_REAP_SECONDS), asyncio.timeout(_REAP_SILENT_SECONDS) as silence:
+                return await _reaped(await connected(), silence)
         except (RowFailed, TimeoutError):
             return 0
 
@@ -146,7 +159,9 @@ async def _image(wanted: "Image", app: "App", name: str) -> "Image":
         raise ImageUnavailable(f"image {name}: {one_line(str(error))}") from None
 
 
-async def _created(app: "App", image: "Image", spec: EnvironmentSpec, stack: AsyncExitStack) -> "ModalSandbox":
+async def _created(
+    app: "App", image: "Image", spec: EnvironmentSpec, stack: AsyncExitStack, state: State
+) -> "ModalSandbox":
     """A sandbox that `stack` removes, also if its creation is interrupted: the service may still be at it."""
     import modal  # noqa: PLC0415 - an optional package and slow, imported when used
 
@@ -170,7 +185,7 @@ async def _created(app: "App", image: "Image", spec: EnvironmentSpec, stack: Asy
             await sandbox.terminate.aio()
             await sandbox.detach.aio()  # type: ignore[no-untyped-call]
 
-    stack.push_async_callback(lambda: uninterrupted(remove(), _REMOVE_SECONDS))
+    stack.push_async_callback(lambda: uninterrupted(remove(), _SLOW_REMOVE_SECONDS if state.slow else _REMOVE_SECONDS))
     return await asyncio.shield(creating)
 
 
@@ -182,18 +197,18 @@ def lifetime(spec: EnvironmentSpec, now: float) -> int:
 class Sandbox:
     """A sandbox of the service and what opens channels into it."""
 
-    def __init__(self, spec: EnvironmentSpec, sandbox: "ModalSandbox") -> None:
+    def __init__(self, spec: EnvironmentSpec, sandbox: "ModalSandbox", state: State) -> None:
         self._spec = spec
         self._sandbox = sandbox
+        self._state = state
         self._first: ModalChannel | None = None
-        self.ending = asyncio.Event()
 
     async def environment(self) -> ShellEnvironment:
         """What acts in it. Raises SetupFailed if no shell runs there."""
         image = self._spec.image or DEFAULT_IMAGE
         try:
             with service_errors():
-                self._first, facts = await open_channel(self._sandbox, self._spec.limits.pids, self.ending)
+                self._first, facts = await open_channel(self._sandbox, self._spec.limits.pids, self._state)
         except EnvironmentLost as lost:
             if isinstance(lost.__cause__, TimeoutError):
                 raise
@@ -214,9 +229,14 @@ class Sandbox:
         first, self._first = self._first, None
         if first:
             return first
+        self._state.refuse_lost()
         with service_errors():
-            async with asyncio.timeout(_CHANNEL_SECONDS):
-                channel, _ = await open_channel(self._sandbox, self._spec.limits.pids, self.ending)
+            try:
+                async with asyncio.timeout(_CHANNEL_SECONDS):
+                    channel, _ = await open_channel(self._sandbox, self._spec.limits.pids, self._state)
+            except TimeoutError:
+                self._state.lose()
+                raise
         return channel
 
 
@@ -252,8 +272,8 @@ def is_stale(tags: Mapping[str, str], now: float) -> bool:
     return deadline < now or (same and bool(is_dead(owner)))
 
 
-async def _reaped(client: "Client") -> int:
-    """How many sandboxes of the dead were ended."""
+async def _reaped(client: "Client", silence: asyncio.Timeout) -> int:
+    """How many sandboxes of the dead were ended. Every answer puts off the end of `silence`."""
     import modal  # noqa: PLC0415 - an optional package and slow, imported when used
     from modal.exception import NotFoundError  # noqa: PLC0415 - as above
 
@@ -263,18 +283,30 @@ async def _reaped(client: "Client") -> int:
         except NotFoundError:  # nothing was ever made there
             return 0
         ours = {f"{_TAG}boot": _word(current_owner("").boot_id)}
-        found = [sandbox async for sandbox in modal.Sandbox.list.aio(app_id=app.app_id, tags=ours, client=client)]
-    return sum(await asyncio.gather(*(_ended(sandbox) for sandbox in found)))
+        found = []
+        async for sandbox in modal.Sandbox.list.aio(app_id=app.app_id, tags=ours, client=client):
+            _put_off(silence)
+            found.append(sandbox)
+    return sum(await asyncio.gather(*(_ended(sandbox, silence) for sandbox in found)))
 
 
-async def _ended(sandbox: "ModalSandbox") -> bool:
+async def _ended(sandbox: "ModalSandbox", silence: asyncio.Timeout) -> bool:
     """Whether it was stale, and is gone now."""
     try:
         with service_errors():
-            if not is_stale(await sandbox.get_tags.aio(), time.time()):
+            tags = await sandbox.get_tags.aio()
+            _put_off(silence)
+            if not is_stale(tags, time.time()):
                 return False
             await sandbox.terminate.aio(wait=True)
+            _put_off(silence)
             await sandbox.detach.aio()  # type: ignore[no-untyped-call]
     except EnvironmentLost:
         return False
     return True
+
+
+def _put_off(silence: asyncio.Timeout) -> None:
+    """The service has answered."""
+    if not silence.expired():
+        silence.reschedule(asyncio.get_running_loop().time() + _REAP_SILENT_SECONDS)

@@ -5,6 +5,7 @@ belongs to the process: it is closed when Python ends.
 """
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
 MISSING_PACKAGE = "modal needs the package modal: pip install -e '.[modal]'"
 REFUSED = "modal takes no such token: run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
+UNREACHED = "modal cannot be reached: is there a network here, and is the service up (https://status.modal.com)?"
 _CONNECT_SECONDS = 10.0
-_KILL_SECONDS = 8.0
+_KILL_SECONDS = 5.0
+_LEAVE_SECONDS = 1.0
 _SILENT_SECONDS = 30.0
-_ANSWER_SECONDS = 20.0
+_ANSWER_SECONDS = 15.0
 _PIECE = 1 << 20
 _READ = 65_536
 _HELD = 16  # pieces that were read and nobody has asked for yet
@@ -70,30 +73,50 @@ def start_errors() -> Iterator[None]:
         raise SetupFailed(str(lost)) from None
 
 
-async def connected() -> "Client":
-    """The process's client, with the token of the SDK's variables or file. Raises SetupFailed."""
+async def connected(seconds: float = math.inf) -> "Client":
+    """The process's client, with the token of the SDK's variables or file, within `seconds` if that is less than usual.
+    Raises SetupFailed."""
     try:
         import modal  # noqa: PLC0415 - an optional package and slow, imported when used
     except ImportError:
         raise SandboxRefused(MISSING_PACKAGE) from None
     with start_errors():
         try:
-            async with asyncio.timeout(_CONNECT_SECONDS):  # it would try for a minute
+            async with asyncio.timeout(min(seconds, _CONNECT_SECONDS)):  # it would try for a minute
                 return await modal.Client.from_env.aio()
         except TimeoutError:
-            raise SetupFailed("modal cannot be reached: is there a network here?") from None
+            raise SetupFailed(UNREACHED) from None
+
+
+class State:
+    """What all channels of a sandbox know of it."""
+
+    def __init__(self) -> None:
+        self.ending = False  # it is about to be removed, with all that runs in it
+        self.slow = False  # the service was too long about something
+        self.lost = False  # the service did not answer: nothing more is asked of it
+
+    def end(self) -> None:
+        """It is about to be removed."""
+        self.ending = True
+
+    def lose(self) -> None:
+        """The service did not answer."""
+        self.lost = self.slow = True
+
+    def refuse_lost(self) -> None:
+        """Raises EnvironmentLost if it did not."""
+        if self.lost:
+            raise EnvironmentLost("modal does not answer")
 
 
 class ModalChannel:
-    """A shell in a sandbox: a process of the service's `exec`, which keeps what it prints until it is read.
+    """A shell in a sandbox: a process of the service's `exec`, which keeps what it prints until it is read."""
 
-    `ending` is set when the sandbox is about to be removed, with all that runs in it.
-    """
-
-    def __init__(self, sandbox: "Sandbox", process: "ContainerProcess[bytes]", ending: asyncio.Event) -> None:
+    def __init__(self, sandbox: "Sandbox", process: "ContainerProcess[bytes]", state: State) -> None:
         self._sandbox = sandbox
         self._process = process
-        self._ending = ending
+        self._state = state
         self._pid = ""
         self._ended = self._input_ended = False
         self._writing = asyncio.Lock()
@@ -130,6 +153,7 @@ class ModalChannel:
     async def write(self, data: bytes) -> None:
         """See `Channel.write`."""
         async with self._writing:
+            self._state.refuse_lost()
             if self._ended or self._input_ended:
                 raise EnvironmentLost("the sandbox's shell has ended")
             with service_errors():
@@ -162,8 +186,12 @@ class ModalChannel:
 
     async def _asked(self) -> None:
         """Whether the shell is still there. Raises what `service_errors` knows, and EnvironmentLost."""
-        async with asyncio.timeout(_ANSWER_SECONDS):
-            code = await self._process.poll.aio()
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                code = await self._process.poll.aio()
+        except TimeoutError:
+            self._state.lose()
+            raise
         if code is not None:
             raise EnvironmentLost("the sandbox's shell has ended")
 
@@ -186,18 +214,21 @@ class ModalChannel:
         """Ends the shell and what it waits for: the service ends neither with the connection."""
         pid, self._pid = self._pid, ""
         try:
-            if pid and not self._ended and not self._ending.is_set():
+            if pid and not (self._ended or self._state.ending or self._state.lost):
                 await self._kill(pid)
         finally:
             self._pump.cancel()
-            await asyncio.wait({self._pump}, timeout=_KILL_SECONDS)
+            await asyncio.wait({self._pump}, timeout=_LEAVE_SECONDS)
 
     async def _kill(self, pid: str) -> None:
         with suppress(EnvironmentLost), service_errors():
-            async with asyncio.timeout(_KILL_SECONDS):
-                killer = await started(self._sandbox, KILL + "echo", "sh", pid)
-                async with aclosing(aiter(killer.stdout)) as said:
-                    await anext(said, b"")
+            try:
+                async with asyncio.timeout(_KILL_SECONDS):
+                    killer = await started(self._sandbox, KILL + "echo", "sh", pid)
+                    async with aclosing(aiter(killer.stdout)) as said:
+                        await anext(said, b"")
+            except TimeoutError:
+                self._state.slow = True
 
 
 def _heard(done: "asyncio.Future[None]") -> None:
@@ -213,9 +244,9 @@ async def started(sandbox: "Sandbox", *words: str) -> "ContainerProcess[bytes]":
     return await sandbox.exec.aio("/bin/sh", "-c", *words, stderr=StreamType.DEVNULL, text=False)
 
 
-async def open_channel(sandbox: "Sandbox", pids: int, ending: asyncio.Event) -> tuple[ModalChannel, list[str]]:
+async def open_channel(sandbox: "Sandbox", pids: int, state: State) -> tuple[ModalChannel, list[str]]:
     """One more shell in the sandbox, and its greeting."""
-    channel = ModalChannel(sandbox, await started(sandbox, _GREETING % {"pids": pids}), ending)
+    channel = ModalChannel(sandbox, await started(sandbox, _GREETING % {"pids": pids}), state)
     try:
         return channel, await channel.greeting()
     except BaseException:

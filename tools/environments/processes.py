@@ -10,6 +10,7 @@ from tools.environments.script import MARKER
 
 _ROUNDS = 50
 _ROUND_PAUSE = 0.002
+_END_SECONDS = 5.0  # that the killed may take to be gone, on a machine that does much else
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
 
@@ -60,14 +61,15 @@ def _more(call: str, pids: Collection[int], victims: Collection[int]) -> dict[in
 
 
 def kill_all(pids: Callable[[], Collection[int]]) -> bool:
-    """Kills until nothing is left of a group; False if something was after all rounds."""
-    for _ in range(_ROUNDS):
-        left = pids()
-        if not left:
-            return True
+    """Kills until nothing is left of a group; False if something was after some seconds."""
+    pause, until = _ROUND_PAUSE, time.monotonic() + _END_SECONDS
+    while left := pids():
+        if time.monotonic() > until:
+            return False
         _signal_all(left, signal.SIGKILL)
-        time.sleep(_ROUND_PAUSE)
-    return not pids()
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+    return True
 
 
 def _parent(pid: int) -> int:

@@ -170,13 +170,12 @@ del() {
 _BEGIN = r"""
 X=sh N=
 command -v bash >/dev/null && X=bash
-[ -d "$D" ] || mkdir -p -- "$D"
-cd -- "$D" && pwd >|"${P}d" && printf %s "$V" >>"${P}0" && x=0
+{ [ -d "$D" ] || mkdir -p -- "$D"; } && cd -- "$D" && pwd >|"${P}d" && printf %s "$V" >>"${P}0" && x=0
 while IFS= read -r y; do
   y=${y#export }; y=${y#declare -x }; y=${y%%=*}
   case $y in PATH|''|*[!A-Za-z0-9_]*|[0-9]*) ;; *) N="$N $y";; esac
 done <"${P}0"
-IFS= read -r y <"${P}d"
+[ "$x" = 1 ] || IFS= read -r y <"${P}d"
 """
 
 

@@ -293,6 +293,9 @@ class ShellEnvironment:
             raise ToolError(f"{path}: {_reason(output)}")
         _verdict(path, fields)
 
+    async def check_room(self, size: int) -> None:
+        """See `Environment.check_room`; for backends on a disk of this machine to override."""
+
     def _path(self, path: str) -> bytes:
         """Absolute, in bytes; `.` and `..` stay for the sandbox to resolve."""
         data = _no_nul(path, "path")

@@ -25,7 +25,7 @@ from tools.environments.channel import base_variables
 from tools.environments.docker_images import PULL_SECONDS
 from tools.environments.door import DoorEnvironment, limit_processes
 from tools.environments.ending import to_the_end
-from tools.environments.hosted import Host, bound_volumes, limits_by, reap_folders, remove_tree, tried
+from tools.environments.hosted import Host, bound_volumes, reap_folders, remove_tree, tried
 from tools.environments.inside import file_inside
 from tools.environments.shell import new_token
 from tools.environments.singularity_images import DEFAULT_IMAGE, ready_image
@@ -169,10 +169,6 @@ class SingularityBackend:
             remove_tree(folder)
         name = Path(program).name
         return f"{name} cannot make a container here ({said}): mend what it says, or choose docker" if said else ""
-
-    def limits_by(self) -> str:
-        """See `hosted.limits_by`."""
-        return limits_by()
 
     async def prepare(self, image: str) -> None:
         """See `Backend.prepare`. SetupFailed where the program or the cache's folder is missing."""

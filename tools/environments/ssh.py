@@ -12,7 +12,7 @@ import os
 import random
 import shlex
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from tools.environments import ssh_script
@@ -215,24 +215,32 @@ class SshBackend:
         self._turns = itertools.count(os.getpid())  # workers do not all begin with the first host
         self._down: dict[Target, float] = {}  # hosts that could not be reached, and until when they are left out
         self._fleets: dict[asyncio.AbstractEventLoop, Fleet] = {}
+        self._unreached: list[RowFailed] = []  # when it was last reaped
 
     async def check(self) -> str:
         """See `Backend.check`: every host has to be usable."""
         try:
-            async with asyncio.timeout(_CHECK_SECONDS), self._fleet() as fleet:
-                found = await asyncio.gather(*(host.facts() for host in fleet.hosts), return_exceptions=True)
+            return _told(await self._faults())
         except (UsageProblem, SetupFailed) as problem:
             return str(problem)
-        except TimeoutError:
-            return f"ssh: no answer within {_CHECK_SECONDS:g} s"
-        for fault in found:
-            if isinstance(fault, BaseException) and not isinstance(fault, RowFailed):
-                raise fault
-        return "; ".join(str(fault) for fault in found if isinstance(fault, RowFailed))
 
-    def limits_by(self) -> str:
-        """What holds sandboxes to their limits."""
-        return "the host's control groups, or else ulimit (memory per process, processes per user) and taskset"
+    async def hindrance(self) -> str:
+        """See `Lenient`: one host that answers is enough, but none may be there by mistake (its key, ours)."""
+        try:
+            faults = await self._faults()
+        except (UsageProblem, SetupFailed) as problem:
+            return str(problem)
+        mistakes = [fault for fault in faults if fault and not isinstance(fault, EnvironmentLost)]
+        return _told(mistakes or ([] if None in faults else faults))
+
+    def warnings(self) -> Sequence[str]:
+        """See `Outspoken`."""
+        return [f"the run goes on without a host that does not answer: {fault}" for fault in self._unreached]
+
+    async def _faults(self) -> list[RowFailed | None]:
+        """What is wrong with each host. Raises UsageProblem, SetupFailed for what is wrong with all."""
+        async with self._fleet() as fleet:
+            return await asyncio.gather(*(_fault(host) for host in fleet.hosts))
 
     async def prepare(self, image: str) -> None:
         """Nothing: it takes no images."""
@@ -323,9 +331,11 @@ class SshBackend:
         """See `Backend.reap`; hosts that cannot be reached are left as they are."""
         try:
             async with self._fleet() as fleet:
-                return sum(await asyncio.gather(*(_reaped(host) for host in fleet.hosts)))
+                found = await asyncio.gather(*(_reaped(host) for host in fleet.hosts))
         except (UsageProblem, SetupFailed):
             return 0
+        self._unreached = [each for each in found if isinstance(each, RowFailed)]
+        return sum(each for each in found if isinstance(each, int))
 
 
 def open_ssh(settings: BackendSettings) -> Backend:
@@ -340,8 +350,26 @@ async def _end(sandbox: Sandbox, environment: ShellEnvironment) -> None:
     await sandbox.remove()
 
 
-async def _reaped(host: Host) -> int:
-    """How many directories of the dead were removed there."""
+async def _fault(host: Host) -> RowFailed | None:
+    """Why it cannot be used: EnvironmentLost for what may pass."""
+    try:
+        async with asyncio.timeout(_CHECK_SECONDS):
+            await host.facts()
+    except RowFailed as fault:
+        return fault
+    except TimeoutError:
+        return EnvironmentLost(f"{host.target}: no answer within {_CHECK_SECONDS:g} s")
+    return None
+
+
+def _told(faults: Iterable[RowFailed | None]) -> str:
+    return "; ".join(str(fault) for fault in faults if fault)
+
+
+async def _reaped(host: Host) -> int | RowFailed:
+    """How many directories of the dead were removed there, or why it could not be asked."""
+    if fault := await _fault(host):
+        return fault
     try:
         async with asyncio.timeout(_REAP_SECONDS), host.reaper() as (channel, all_found):
             return sum([await _purged(channel, found) for found in all_found if is_stale(found)])

@@ -3,7 +3,7 @@
 import difflib
 import importlib
 
-from tools.environments.base import Backend, BackendSettings
+from tools.environments.base import Backend, BackendSettings, Lenient
 from tools.errors import UsageProblem
 
 BACKENDS = {
@@ -63,12 +63,12 @@ def _refuse_what_it_drops(name: str, settings: BackendSettings) -> None:
     """Settings that only engines of containers know."""
     if name in ENGINES:
         return
-    names = ("pull_policy", "container_user", "read_only_root", "gpus")
+    names = ("gpus", "pull_policy", "container_user", "read_only_root")
     dropped = [each for each in names if getattr(settings, each) != getattr(_DEFAULTS, each)]
     if settings.network not in ("on", "none"):
         dropped.append(f"network {settings.network}")
     if dropped:
-        others = " and ".join(ENGINES)
+        others = "docker" if dropped[0] == "gpus" else " and ".join(ENGINES)
         raise UsageProblem(f"{', '.join(dropped)}: not with container_backend {name}, only with {others}")
 
 
@@ -77,7 +77,7 @@ async def _given(name: str, wants_image: bool, settings: BackendSettings) -> str
     if wants_image and not backend.takes_images:
         others = "choose docker, podman or singularity, or leave the image out"
         raise UsageProblem(f"container_backend {name} takes no images: {others}")
-    problem = await backend.check()
+    problem = await (backend.hindrance() if isinstance(backend, Lenient) else backend.check())
     if problem:
         raise UsageProblem(f"container_backend {name}: {problem}")
     return name
