@@ -160,10 +160,11 @@ def error_of(directory: Path, made: Made) -> str:
     return next(str(report.get("error")) for report in reports if report["instance_id"] == made.instance_id)
 
 
-def sandboxes(ran: Ran, *which: Made) -> list[str]:
+def sandboxes(ran: Ran, *which: Made, status: str = "") -> list[str]:
     """Of these instances; images are this test's alone."""
     images = [ran.template.format(id_docker=made.instance_id.replace("__", "_1776_")) for made in which]
     words = [word for image in images for word in ("--filter", f"ancestor={image}")]
+    words += ["--filter", f"status={status}"] * bool(status)
     return subprocess.run(["docker", "ps", "-aq", *words], capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -178,7 +179,10 @@ def test_evaluating_is_cut_off_cleanly_and_gone_on_with(ran: Ran) -> None:
     rows: list[dict[str, Any]] = []
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         with Program(*endless, "--evaluation_timeout=600", home=ran.home, script="mini_swe_runner.py") as program:
-            wait_until(lambda: (directory / "all_preds.jsonl").exists() and sandboxes(ran, DRAINS), 60)
+            # one that was made and never started would stay until the next run: nothing tells it that its owner is dead
+            wait_until(
+                lambda: (directory / "all_preds.jsonl").exists() and sandboxes(ran, DRAINS, status="running"), 60
+            )
             program.interrupt(number)
             ended, out, err = program.end(60)
             assert ended == code, err
