@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
+DEFAULT_IMAGE = "python:3.11-slim"
+
 
 class Limits(Struct, frozen=True, kw_only=True):
     """What one sandbox may use."""

@@ -15,11 +15,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from tools.environments import daytona_script as script
-from tools.environments.base import Backend, Environment, EnvironmentSpec, Limits
+from tools.environments.base import DEFAULT_IMAGE, Backend, Environment, EnvironmentSpec, Limits
 from tools.environments.channel import Channel, base_variables
 from tools.environments.daytona_channel import Door
 from tools.environments.daytona_connection import Clients, Unreachable, service_errors
-from tools.environments.docker_images import is_refusal
+from tools.environments.docker_images import is_refusal, one_line
 from tools.environments.ending import to_the_end
 from tools.environments.owner import LABEL, decode, encode, is_dead
 from tools.environments.shell import ShellEnvironment, new_token
@@ -36,7 +36,6 @@ from tools.errors import (
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromImageParams
 
-DEFAULT_IMAGE = "python:3.11-slim"
 _OF_AN_IMAGE = re.compile(r"\b(image|manifest|pull|registry|repository|snapshot)", re.IGNORECASE)
 _OURS = "batch-runner"
 _RUN, _TASK, _DEADLINE = (f"batch-runner.{key}" for key in ("run", "task", "deadline"))
@@ -173,7 +172,7 @@ async def _reason(client: "AsyncDaytona", name: str, image: str, fault: str) -> 
         async with asyncio.timeout(_CHECK_SECONDS):
             sandbox = await client.get(name)
             state, reason = str(sandbox.state and sandbox.state.value), sandbox.error_reason or ""
-    reason = " ".join((reason or fault).split())[:300]
+    reason = one_line(reason or fault)
     failed_build = state == "build_failed" or "build_failed" in fault.lower()
     if is_refusal(reason) and (failed_build or _OF_AN_IMAGE.search(reason)):
         return ImageUnavailable(f"image {image}: {reason}")

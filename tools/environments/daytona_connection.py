@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
+from tools.environments.docker_images import one_line
 from tools.environments.ending import to_the_end
 from tools.errors import EnvironmentLost, SandboxRefused
 
@@ -102,4 +103,4 @@ def service_errors() -> Iterator[None]:
 
 def said(error: BaseException) -> str:
     """An error's message as one line of at most 300 characters."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return one_line(str(error)) or type(error).__name__

@@ -21,13 +21,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.environments.base import Backend, BackendSettings, Environment, EnvironmentSpec
+from tools.environments.base import DEFAULT_IMAGE, Backend, BackendSettings, Environment, EnvironmentSpec
 from tools.environments.channel import base_variables
 from tools.environments.docker_archive import archived_file
 from tools.environments.docker_container import (
     DEADLINE,
     DEFAULT_CWD,
-    DEFAULT_IMAGE,
     PRIVATE,
     container_config,
     is_for_root,

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.environments.base import BackendSettings, EnvironmentSpec, Limits
+from tools.environments.base import DEFAULT_IMAGE, BackendSettings, EnvironmentSpec, Limits
 from tools.environments.owner import LABEL, encode
 from tools.errors import SandboxRefused
 
-DEFAULT_IMAGE = "python:3.11-slim"
 DEFAULT_CWD = "/workspace"
 PRIVATE = "/.batch-runner"  # a tmpfs for the channels' own files
 RUN, TASK, DEADLINE = (f"batch-runner.{key}" for key in ("run", "task", "deadline"))

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from tools.environments.base import Environment, EnvironmentSpec, Owner
+from tools.environments.base import DEFAULT_IMAGE, Environment, EnvironmentSpec, Owner
 from tools.environments.channel import Channel, base_variables
 from tools.environments.docker_engine import uninterrupted
 from tools.environments.docker_images import PULL_SECONDS, one_line
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from modal import Sandbox as ModalSandbox
 
 APP = "batch-runner"
-DEFAULT_IMAGE = "python:3.11-slim"
 DEFAULT_CWD = "/workspace"
 _TAG = "batch-runner-"
 _DAY = 86_400  # seconds that a sandbox may live, as the service has it

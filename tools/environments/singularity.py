@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from tools.environments.base import Backend, BackendSettings, Environment, EnvironmentSpec
+from tools.environments.base import DEFAULT_IMAGE, Backend, BackendSettings, Environment, EnvironmentSpec
 from tools.environments.cgroup import usable_bases
 from tools.environments.channel import base_variables
 from tools.environments.docker_images import PULL_SECONDS
@@ -28,7 +28,7 @@ from tools.environments.ending import to_the_end
 from tools.environments.hosted import Host, bound_volumes, reap_folders, remove_tree, tried
 from tools.environments.inside import file_inside
 from tools.environments.shell import new_token
-from tools.environments.singularity_images import DEFAULT_IMAGE, ready_image
+from tools.environments.singularity_images import ready_image
 from tools.errors import SandboxRefused, SetupFailed
 
 _PROGRAMS = ("apptainer", "singularity")

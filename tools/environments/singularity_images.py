@@ -14,12 +14,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from tools.environments.base import DEFAULT_IMAGE
 from tools.environments.docker_images import is_refusal, one_line
 from tools.environments.hosted import remove_tree
 from tools.environments.locking import alone
 from tools.errors import ImagePullFailed, ImageUnavailable, SetupFailed
 
-DEFAULT_IMAGE = "python:3.11-slim"
 _TRIES = 3
 _END_SECONDS = 5.0
 _REMOTE = ("docker://", "oras://", "library://", "shub://", "http://", "https://", "docker-daemon:")
