@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from agent.errors import RunStopped
 from agent.models.base import Lease, Verdict
+from agent.models.pace import Pace, Sent
 from agent.types import NO_SPEND, Spend
 
 COOL_DOWN_FIRST = 1.0  # seconds after a 429 that names no time, doubled by each further one
@@ -58,12 +59,16 @@ class _Slot:
         self.dry_since: float | None = None  # the first 429 since the last success
         self.answered = False
         self.worked = False
+        self.pace = Pace()
         self.closure: _Closure | None = None
         self.dead: Verdict | None = None
 
     def may_send(self, now: float) -> bool:
         """Whether a request may go here now."""
-        return self.is_open(now) and (self.in_flight < self.limit or self._wants_probe(now))
+        return self.is_open(now) and (self._has_place(now) or self._wants_probe(now))
+
+    def _has_place(self, now: float) -> bool:
+        return self.in_flight < self.limit and self.pace.free_at(now) <= now
 
     def is_open(self, now: float) -> bool:
         """Whether requests belong here, be it that they must wait for a free place."""
@@ -75,7 +80,7 @@ class _Slot:
         """When time alone makes this slot usable; None if it does not."""
         if self.dead is not None or (self.closure is not None and self.closure.probe):
             return None
-        return max(self.cooling_until, self.closure.probe_at if self.closure else 0.0)
+        return max(self.cooling_until, self.pace.due, self.closure.probe_at if self.closure else 0.0)
 
     def is_hopeless(self, rate_limit_wait: float) -> bool:
         """Dead, or its next chance lies past what may be waited for one success."""
@@ -90,7 +95,7 @@ class _Flight(Struct):
     """A request under way; `entry` is its place in the minute's account."""
 
     slot: _Slot
-    sent_at: float
+    sent: Sent
     entry: "_Entry"
 
 
@@ -394,7 +399,7 @@ class RunGate:
         slot.in_flight += 1
         if slot.closure is not None:
             slot.closure.probe = lease.id
-        self._flights[lease.id] = _Flight(slot, now, self._minute.add(now, tokens))
+        self._flights[lease.id] = _Flight(slot, slot.pace.send(now), self._minute.add(now, tokens))
         return lease
 
     def _set_timer(self, at: float | None) -> None:
@@ -425,7 +430,7 @@ class RunGate:
         if slot.dead is not None or verdict.kind == "abandoned":
             return
         current = probing or lease.id >= slot.changed
-        now = asyncio.get_running_loop().time()
+        now = flight.sent.answered_at = asyncio.get_running_loop().time()
         match verdict.kind:
             case "condemned":
                 self._answered(slot, reopen=probing and _is_lost(slot))
@@ -436,6 +441,7 @@ class RunGate:
                     self._lose(slot, flight, verdict, now)
             case "rate_limited":
                 self._answered(slot, reopen=probing)
+                slot.pace.refuse(flight.sent)
                 self._cool_down(slot, verdict, now, current)
             case "ok":
                 self._answered(slot, reopen=probing or _is_lost(slot))
@@ -468,7 +474,7 @@ class RunGate:
         closure = slot.closure
         if closure is None:
             wait = self._endpoint_wait if slot.answered else START_WAIT
-            since = now if slot.answered else flight.sent_at
+            since = now if slot.answered else flight.sent.at
             closure = _Closure(verdict, probe_at=now, give_up_at=since + wait, pause=0.25)
         closed = [other for other in self._slots if other.target == slot.target and other.dead is None]
         if now >= closure.give_up_at:
