@@ -128,7 +128,7 @@ class Session:
         self._owner = owner
         self._out = out
         self._began = time.time()
-        self._unjudged: set[tuple[str, int]] = set()  # rows whose checker failed when they were judged anew
+        self._unjudged: set[tuple[str, int]] = set()  # rows whose checker failed
         self._resumed, self._resumed_by = plan.settings, argv
         self._redactor, short = redactor_for(plan.models, plan.environ, plan.policy.tools)
         for name in short:
@@ -284,6 +284,7 @@ class Session:
         )
         with handlers_kept():
             asyncio.run(work.execute())
+        self._unjudged |= work.unjudged
         return work.stopped, work.signal_code
 
     # --- the files

@@ -99,6 +99,7 @@ class Run:
         self._since_checkpoint = 0
         self._requests_before = self._gate.spent.requests
         self._seen: Counter[bool] = Counter()  # rows ended in this invocation, by whether they had reasoning
+        self.unjudged: set[tuple[str, int]] = set()  # rows whose checker failed
 
     # --- start to end
 
@@ -279,6 +280,7 @@ class Run:
         if self._hook:
             self._hook.ended(message)
         self._warn_of_reasoning(message)
+        self._warn_of_checker(message)
         self._since_checkpoint += 1
         if self._since_checkpoint >= self._settings.checkpoint_interval:
             self._checkpoint_if_due()
@@ -294,6 +296,13 @@ class Run:
     def _head(self, text: str) -> str:
         """On one line, as long as log lines may show a text."""
         return " ".join(text[: self._settings.log_prefix_chars].split())
+
+    def _warn_of_checker(self, message: PromptEnded) -> None:
+        if message.error_class != "checker_error":
+            return
+        if not self.unjudged:
+            self.say(f"warning: the checker failed on {message.task_id}: its success_reason says how")
+        self.unjudged.add((message.row_key, message.sample_index))
 
     def _warn_of_reasoning(self, message: PromptEnded) -> None:
         self._seen[message.has_reasoning] += 1

@@ -505,6 +505,8 @@ def test_whatever_a_checker_does_is_a_verdict(tmp_path: Path) -> None:
     assert {row["status"] for row in rows.values()} == {"completed"}
     assert rows["keyword"]["success_reason"] == "Keyword: no luck"
     assert {rows[name]["error_class"] for name in names if name != "good"} == {"checker_error"}
+    assert ran.err.count("warning: the checker failed on") == 2, "the first row at once, and how many at the end"
+    assert "warning: the checker failed on 7 rows" in ran.err
     assert [other.rows[name]["success"] for name in ("exits", "ctrl-c", "good")] == [False, False, True]
 
 
