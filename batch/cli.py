@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 WIDTH = 115
 STATE_SECONDS = 10.0  # for each backend of the listing
+# What to do about a service that says nothing.
+_SILENT = {
+    "daytona": "is the service up, and DAYTONA_API_URL its address?",
+    "docker": "restart it, or set DOCKER_HOST to another's address",
+    "modal": "is the service up (https://status.modal.com), and is there a network here?",
+    "podman": "restart its service, or set CONTAINER_HOST to another's address",
+    "singularity": "see whether apptainer exec ends here, or choose docker",
+    "ssh": "are the hosts of --ssh_hosts up?",
+}
 LISTS = ("tools", "key_variables")  # columns of the listings that hold several names
 
 
@@ -187,7 +196,8 @@ def _catalog(environ: Mapping[str, str], settings: RunSettings) -> "Catalog":
 
     check_servers(settings.mcp_servers)
     sources = asyncio.run(find_sources(settings, environ))
-    return open_catalog(sources, find_lacking(tool_settings(settings, Path()), environ))
+    with redirect_stdout(sys.stderr):  # as in a run: what the module prints is no part of the listing
+        return open_catalog(sources, find_lacking(tool_settings(settings, Path()), environ))
 
 
 def _providers(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
@@ -224,7 +234,8 @@ async def _state(name: str, told: "BackendSettings") -> str:
         async with asyncio.timeout(STATE_SECONDS):
             outcome = await guarded(checked())
     except TimeoutError:
-        return f"no answer within {STATE_SECONDS:g} s"
+        mend = _SILENT.get(name, "")
+        return f"no answer within {STATE_SECONDS:g} s" + (mend and f": {mend}")
     except (RowFailed, UsageProblem) as problem:
         return str(problem)
     return outcome.value or "ready" if isinstance(outcome, Done) else str(outcome)

@@ -129,6 +129,8 @@ class Session:
         self._out = out
         self._began = time.time()
         self._unjudged: set[tuple[str, int]] = set()  # rows whose checker failed
+        self._left: tuple[str, ...] = ()  # sandboxes that could not be removed
+        self._stopped: RunStopped | None = None  # the user knows why it ended early
         self._resumed, self._resumed_by = plan.settings, argv
         self._redactor, short = redactor_for(plan.models, plan.environ, plan.policy.tools)
         for name in short:
@@ -143,12 +145,19 @@ class Session:
         try:
             return self._go_on(record, index)
         except RunStopped as stop:  # the disk refuses even the files that say how it went
-            print_lines([f"error: {self._redactor.text(stop.message)}"], sys.stderr)
+            if not self._is_known_full():
+                print_lines([f"error: {self._redactor.text(stop.message)}"], sys.stderr)
             self._print_resume(sys.stderr if self._settings.json_summary else self._out)
             return STOPPED_EARLY
         except KeyboardInterrupt:  # outside the time in which a signal is answered by saving what runs
             self._print_resume(sys.stderr if self._settings.json_summary else self._out)
             raise
+
+    def _is_known_full(self) -> bool:
+        """A file of the run directory has been told to be one that cannot be written."""
+        path = self._directory.path
+        told = self._stopped.message if self._stopped and self._stopped.reason == "disk" else ""
+        return any(told.startswith(f"{each}/") for each in (path, path.resolve()))
 
     def _begin(self) -> tuple[dict[str, Any], JournalIndex]:
         self._mend()
@@ -197,6 +206,8 @@ class Session:
         index = self._scan()
         pending = count_pending(index, self._settings)
         index.close()
+        if absence := self._plan.absence:
+            self._say(f"warning: {absence}")
         report = dry_run(self._plan, pending)
         self._out.write(as_json(report) if self._settings.json_summary else as_text(report))
         return FINISHED
@@ -282,9 +293,13 @@ class Session:
             owner=self._owner,
             redactor=self._redactor,
         )
-        with handlers_kept():
-            asyncio.run(work.execute())
+        try:
+            with handlers_kept():
+                asyncio.run(work.execute())
+        finally:
+            self._stopped = work.stopped
         self._unjudged |= work.unjudged
+        self._left = work.left
         return work.stopped, work.signal_code
 
     # --- the files
@@ -366,6 +381,7 @@ class Session:
             files={**self._files(), **files},
             answers=answers,
             resume=self._resume_command() if code in RESUMABLE else "",
+            left=self._left,
         )
         apart = bool(settings.prompt) and not settings.json_summary  # stdout is the answer's
         if apart:

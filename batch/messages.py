@@ -160,12 +160,13 @@ class Retire(Struct, frozen=True, tag=True):
     """A row could not be ended: this worker wants to be replaced once idle."""
 
 
-class Log(Struct, frozen=True, tag=True):
-    """A line for run.log."""
+class Log(Struct, frozen=True, tag=True, omit_defaults=True):
+    """A line for run.log. `left`: the sandboxes it speaks of, which could not be removed."""
 
     batch_num: int
     prompt_index: int
     text: str
+    left: tuple[str, ...] = ()
 
 
 class Broken(Struct, frozen=True, tag=True):

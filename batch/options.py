@@ -189,6 +189,8 @@ def _flag_name(word: str, flag: str, before: Sequence[Given]) -> str:
         hint = "settings are flags with long names, such as --dataset_file FILE"
         if before and before[-1].option.is_flag:
             hint = f"{before[-1].origin} takes no value but in the form {before[-1].origin}=true|false"
+        elif before and before[-1].option.is_list:
+            hint = f"commas stand between the values of {before[-1].origin}"
         raise UsageProblem(f"unexpected argument {word!r}: {hint}")
     return flag[2:].replace("-", "_")
 

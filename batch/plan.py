@@ -60,6 +60,13 @@ class Plan(Struct, frozen=True, kw_only=True):
         """All that are called."""
         return (self.model, self.eye) if self.eye else (self.model,)
 
+    @property
+    def absence(self) -> str:
+        """What is not offered though it is asked for, in words; "" if there is nothing."""
+        lacks = "; ".join(f"{name} lacks {lack}" for name, lack in self.absent.items())
+        rows = f"; {counted(self.toolless, 'row has', 'rows have')} no tool left" if self.toolless else ""
+        return f"not offered: {lacks}{rows}" if lacks else ""
+
 
 async def make_plan(
     settings: RunSettings,

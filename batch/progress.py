@@ -8,7 +8,7 @@ import io
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,6 +71,7 @@ class ProgressSnapshot(Struct, frozen=True, kw_only=True):
     checkpoint_age: float | None = None  # seconds; None: not written yet
     cooling: float = 0.0  # seconds until requests may go on
     cooling_reason: str = "rate limit"  # what they wait for
+    held_to: float = 0.0  # requests a second, learned from 429s; 0: as many as like
 
     @property
     def ended(self) -> int:
@@ -84,6 +85,7 @@ class ProgressSnapshot(Struct, frozen=True, kw_only=True):
             *statuses,
             f"running {self.running}",
             *([f"{self.limit} of {self.at_most} requests at once"] if self.limit < self.at_most else []),
+            *([f"held to {self.held_to:.1f} requests/s"] if self.held_to else []),
             f"{count_text(self.tool_calls)} tool calls",
             f"{count_text(self.tokens)} tokens",
             f"${self.cost_usd:.2f}",
@@ -301,6 +303,7 @@ class RunReport(Struct, frozen=True, kw_only=True):
     files: dict[str, str]  # what -> path
     answers: tuple[str, ...] = ()  # of the one prompt on the command line, a text per sample
     resume: str = ""  # the command that goes on
+    left: tuple[str, ...] = ()  # sandboxes that could not be removed
 
 
 def print_summary(report: RunReport, stream: TextIO, *, json_summary: bool = False) -> None:
@@ -327,6 +330,7 @@ def summary_lines(report: RunReport) -> list[str]:
         f"  spent      {requests}, {tokens} tokens, ${metrics['cost_usd']:.4f}",
         *(f"  unreported {each}" for each in unreported_facts(metrics.get("unreported", {}))),
         *_retries_line(metrics.get("start_retries", 0)),
+        *_left_line(report.left),
         *_reasoning_line(statistics["reasoning_statistics"]),
         *_tool_lines(statistics["tool_statistics"]),
         *_evaluation_line(metrics.get("evaluation", {})),
@@ -344,6 +348,10 @@ def unreported_facts(of: Mapping[str, Any]) -> list[str]:
 
 def _retries_line(retries: int) -> list[str]:
     return [f"  sandboxes  {counted(retries, 'start')} tried again"] if retries else []
+
+
+def _left_line(names: Collection[str]) -> list[str]:
+    return [f"  left       {counted(len(names), 'sandbox', 'sandboxes')}: {', '.join(names)}"] if names else []
 
 
 def _reasoning_line(counts: Mapping[str, int]) -> list[str]:

@@ -11,13 +11,14 @@ from msgspec import Struct
 from agent.faults import MEANT, Fault, guarded
 from batch.cli import print_json, print_table, shown
 from batch.exits import FINISHED, SIGNALS, SOME_FAILED, handlers_kept
+from batch.leftovers import unremoved
 from batch.plan import backend_settings, rollout_policy
 from batch.progress import plain
 from batch.settings import RunSettings
 from tools.environments.base import Backend, Environment, EnvironmentSpec
 from tools.environments.conformance import Check, NotHeld, NotTried, Unmet, checks_of
 from tools.environments.owner import current_owner
-from tools.environments.table import load_backend
+from tools.environments.table import load_backend, refuse_what_it_drops
 from tools.errors import DiskFull, RowFailed, SandboxRefused, ToolError, UsageProblem
 
 OK, REFUSED, NOT_TRIED, FAILED = "ok", "refused", "not tried", "failed"
@@ -57,9 +58,11 @@ class _Open:
         return self._environment
 
     async def close(self) -> None:
-        """There is none then."""
+        """There is none then. Raises Unmet if the backend says that there is."""
         self._environment = None
         await self._stack.aclose()
+        if names := unremoved(self._backend):
+            raise Unmet(f"could not be removed: {', '.join(names)}")
 
 
 def check_backend(settings: RunSettings, environ: Mapping[str, str]) -> int:
@@ -67,7 +70,9 @@ def check_backend(settings: RunSettings, environ: Mapping[str, str]) -> int:
 
     Raises UsageProblem for a backend that there is none of, and for settings that it cannot have."""
     name = settings.container_backend
-    backend = load_backend(name, backend_settings(settings))
+    told = backend_settings(settings)
+    backend = load_backend(name, told)
+    refuse_what_it_drops(name, told)
     if settings.image and not backend.takes_images:
         raise UsageProblem(f"container_backend {name} takes no images: leave image out")
     spec = _spec(settings, environ)

@@ -17,6 +17,7 @@ from agent.text import Redactor, clean
 from batch.exits import SIGNALS
 from batch.hook import Hook
 from batch.index import JournalIndex
+from batch.leftovers import Leftovers, unremoved, warning_of
 from batch.messages import NO_ROW, BatchJob, Job, Log, PromptEnded, try_of
 from batch.plan import Plan, backend_settings
 from batch.pool import STOP_GRACE, Pool
@@ -26,7 +27,7 @@ from batch.rows import parse_row
 from batch.settings import RunSettings, at_once
 from batch.store import RunDirectory
 from batch.work import OpenBatch, Work
-from batch.worker import WorkerSpec, ended_message
+from batch.worker import WorkerSpec, ended_message, unremoved_message
 from tools.browser.folder import reap as reap_browsers
 from tools.environments.base import Outspoken, Owner
 from tools.environments.table import load_backend
@@ -74,6 +75,8 @@ class Run:
         self._redactor = redactor
         self._log = RunLog(directory.log_path)
         self._backend = load_backend(plan.backend, backend_settings(plan.settings))
+        self._leftovers = Leftovers(self._backend)
+        self.left: tuple[str, ...] = ()  # names of sandboxes that could not be removed, once it has ended
         self._gates = self._make_gates()
         self._gate = self._gates[0]
         self._is_blind = False  # and the user knows it
@@ -128,6 +131,7 @@ class Run:
             self._progress.update(self._snapshot())
             self._progress.close()
             await self.reap()
+            await self._end_leftovers()
             if self._hook:
                 await self._hook.close()
         self.stopped = self.stopped or self._gate.stopped or self._out_of_budget()
@@ -187,11 +191,8 @@ class Run:
             self.say(f"warning: {text}")
 
     def _warn_of_absent_tools(self) -> None:
-        plan = self._plan
-        if plan.absent:
-            lacks = "; ".join(f"{name} lacks {lack}" for name, lack in plan.absent.items())
-            rows = f"; {counted(plan.toolless, 'row has', 'rows have')} no tool left" if plan.toolless else ""
-            self.say(f"warning: not offered: {lacks}{rows}")
+        if absence := self._plan.absence:
+            self.say(f"warning: {absence}")
 
     def _out_of_budget(self) -> RunStopped | None:
         if not self._work.refused:
@@ -211,6 +212,8 @@ class Run:
         self.signal_code = self.signal_code or code
         if not again:
             self._progress.note("interrupted: running rows are being saved (again to cut them off)")
+        if again:
+            self._leftovers.give_up()
         if self._hook:
             self._hook.hurry(0.0 if again else STOP_GRACE)
         self.stop(RunStopped("interrupt", "interrupted"), now=again)
@@ -259,6 +262,7 @@ class Run:
             checkpoint_age=None if self._checkpointed_at is None else now - self._checkpointed_at,
             cooling=max(0.0, cooling - asyncio.get_running_loop().time()) if cooling else 0.0,
             cooling_reason=self._gate.cooling_reason,
+            held_to=self._gate.held_to,
         )
 
     # --- Events
@@ -362,9 +366,17 @@ class Run:
         removed = ", ".join(counted(number, *words) for number, *words in found if number)
         if removed:
             self.say(f"removed what dead runs left: {removed}")
+        if names := unremoved(self._backend):
+            self.log(unremoved_message(self._plan.backend, names))
+
+    async def _end_leftovers(self) -> None:
+        self.left = await self._leftovers.close()
+        if self.left:
+            self.say(warning_of(self._backend, self.left))
 
     def log(self, message: Log) -> None:
         """See Events."""
+        self._leftovers.add(message.left)
         self._log.write(self._redactor.text(clean(message.text)), message.batch_num, message.prompt_index)
 
     def say(self, text: str) -> None:

@@ -262,7 +262,9 @@ class RunSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = ""
     cpus: Annotated[Positive, about(SANDBOX, "processor cores of one sandbox")] = 1.0
     memory_mb: Annotated[Count, about(SANDBOX, "memory of one sandbox in MiB")] = 5120
-    network: Annotated[str, about(SANDBOX, "on, none; docker, podman: or the name of a network that is there")] = "on"
+    network: Annotated[
+        str, about(SANDBOX, "on (or default), none; docker, podman: or the name of a network that is there")
+    ] = "on"
     command_timeout: Annotated[
         Annotated[float, Meta(gt=0, le=600)], about(SANDBOX, "seconds for one command that asks for no other time")
     ] = 180.0
@@ -352,7 +354,7 @@ def read_sources(
         _read_config(Path(config), options) if config else [],
         read_environment(environ, options, prefix),
     ]
-    return merge([_servers_as_meant(given) for given in source] for source in sources), action
+    return merge([_as_meant(given) for given in source] for source in sources), action
 
 
 def _with_check(options: Sequence[Option], actions: Sequence[Action]) -> tuple[list[Option], list[Action]]:
@@ -370,7 +372,11 @@ def _as_backend(flags: Sequence[Given], asked: set[str], options: Sequence[Optio
     return meant, {*asked, CHECK.name}
 
 
-def _servers_as_meant(given: Given) -> Given:
+def _as_meant(given: Given) -> Given:
+    if given.option.name == "network":  # YAML reads a bare `on` as true, and docker calls it `default`
+        words = {True: "on", False: "none", "default": "on"}
+        meant = words.get(given.value, given.value) if isinstance(given.value, bool | str) else given.value
+        return Given(given.option, meant, given.origin)
     if given.option.name != "mcp_servers":
         return given
     value = read_mapping(given) if isinstance(given.value, str) else given.value
@@ -382,13 +388,6 @@ def _read_config(path: Path, options: Sequence[Option]) -> list[Given]:
     for each in given:
         if each.option.name == "container_backend" and isinstance(each.value, dict):
             raise UsageProblem(f"{each.origin}: a mapping is not supported yet; write the backend's name")
-    return [_network_of_yaml(each) for each in given]
-
-
-def _network_of_yaml(given: Given) -> Given:
-    """YAML reads a bare `on` as true."""
-    if given.option.name == "network" and isinstance(given.value, bool):
-        return Given(given.option, "on" if given.value else "none", given.origin)
     return given
 
 

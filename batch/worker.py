@@ -34,6 +34,7 @@ from agent.secrets import redactor_for
 from agent.steps import load_steps
 from agent.types import Spend
 from batch.journal import JournalWriter, children_path
+from batch.leftovers import unremoved
 from batch.lock import join
 from batch.messages import (
     ERROR_HEAD,
@@ -167,7 +168,7 @@ class Worker:
         except UsageProblem as problem:
             self.wire.send(Broken("usage", "", str(problem)))
             return
-        heart = asyncio.create_task(self._beat())
+        heart = asyncio.create_task(self._beat(self._around))
         try:
             self._ask_for_rows()
             ended = asyncio.create_task(self._finished.wait())
@@ -208,11 +209,16 @@ class Worker:
         models = {around.model, around.eye or around.model}
         with suppress(TimeoutError):
             await asyncio.wait_for(closed([around.services.close(), *(each.close() for each in models)]), CLOSE)
+        self._tell_of_unremoved(around)
 
     def forbid_writing(self) -> None:
         """Without a parent nobody may write any more. From any thread."""
         self._children.forbid()
         self._journal.forbid()
+
+    def _tell_of_unremoved(self, around: Surroundings) -> None:
+        if names := unremoved(around.backend):
+            self.wire.send(unremoved_message(around.backend.name, names))
 
     # --- messages
 
@@ -305,10 +311,11 @@ class Worker:
     def _break(self, fault: Fault) -> None:
         self.wire.send(Broken("fault", "", f"{fault}\n{fault.trace}"))
 
-    async def _beat(self) -> None:
+    async def _beat(self, around: Surroundings) -> None:
         while True:
             self.wire.send(Heartbeat(min((each.clock.deadline for each in self._running.values()), default=0.0)))
             self._end_overruns()
+            self._tell_of_unremoved(around)
             await asyncio.sleep(HEARTBEAT)
 
     def _end_overruns(self) -> None:
@@ -323,6 +330,11 @@ class Worker:
             elif late > OVERRUN:
                 rollout.stop("")
                 self.wire.send(Log(NO_ROW, rollout.which.prompt_index, "past its time and its clean-up: cancelled"))
+
+
+def unremoved_message(backend: str, names: tuple[str, ...]) -> Log:
+    """What the parent is told of sandboxes that it has to look after."""
+    return Log(NO_ROW, NO_ROW, f"{backend}: not removed yet, and tried again: {', '.join(names)}", names)
 
 
 def ended_message(row: Row, offset: int, length: int) -> PromptEnded:

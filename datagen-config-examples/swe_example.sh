@@ -1,6 +1,10 @@
 #!/bin/bash
 # Makes one instance in the SWE-bench form, out of a small repository, in the folder given: FOLDER/instances.jsonl.
 set -euo pipefail
+if [ -e "$1/instances.jsonl" ]; then
+  echo "$1/instances.jsonl is there already; another folder, or this one removed, gives a new one"
+  exit
+fi
 mkdir -p "$1" && cd "$1"
 export GIT_CONFIG_GLOBAL=/dev/null GIT_AUTHOR_NAME=me GIT_AUTHOR_EMAIL=me@example.com
 export GIT_COMMITTER_NAME=me GIT_COMMITTER_EMAIL=me@example.com
@@ -21,7 +25,7 @@ class GreetingTest(unittest.TestCase):
         self.assertTrue(greet("x").startswith("Hello, "))
 END
 echo __pycache__ >.gitignore
-git add -A && git commit -q -m 'As it was'
+git add -A && git commit -q --allow-empty -m 'As it was'
 cat >>test_greeting.py <<'END'
 
     def test_name(self):
@@ -46,5 +50,6 @@ instance = {
     "test_command": "python3 -m unittest -v test_greeting",
     "version": "1",
 }
-pathlib.Path("instances.jsonl").write_text(json.dumps(instance) + "\n")
+pathlib.Path("instances.part").write_text(json.dumps(instance) + "\n")
+pathlib.Path("instances.part").rename("instances.jsonl")
 END

@@ -7,6 +7,7 @@ Under the folder given: `NAME/report.json`, there once an instance is through, a
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -43,6 +44,7 @@ _APPLY = (
     "patch --batch --forward --fuzz=5 -p1 -i",
 )
 """One after the other on a pristine tree until one ends with 0, as the harness has it."""
+_DAMAGED = re.compile(r"^error: (?:corrupt|unrecognized) binary patch at line \d+", re.MULTILINE)
 _PRISTINE = "git checkout -q -- . ; git clean -qfd"
 
 
@@ -218,18 +220,18 @@ class _Evaluation:
         await self._made_ready(environment, cwd)
         folder = (await self._done(environment, "command -v bash >/dev/null && mktemp -d", "bash and mktemp")).strip()
         await environment.write(f"{folder}/patch.diff", self.patch.encode("utf-8", "surrogatepass"))
-        await self._apply(environment, f"{folder}/patch.diff")
+        left_out = await self._apply(environment, f"{folder}/patch.diff")
         run = plan_tests(self.instance, cwd)
         await environment.write(f"{folder}/eval.sh", run.script.encode("utf-8", "surrogatepass"))
         log = await self._tested(environment, folder)
         report = await asyncio.to_thread(run.read, log)
-        if not report.error:
-            return report
-        return replace(
-            report,
-            patch_applied=self._applied if report.verdict == "error" else report.patch_applied,
-            error=f"{clean(report.error)} ({self.log_path})",
-        )
+        if report.error:
+            report = replace(
+                report,
+                patch_applied=self._applied if report.verdict == "error" else report.patch_applied,
+                error=f"{clean(report.error)} ({self.log_path})",
+            )
+        return replace(report, error="; ".join(filter(None, (left_out, report.error))))
 
     async def _made_ready(self, environment: Environment, cwd: str) -> None:
         instance, cache = self.instance, self.options.repo_cache
@@ -245,8 +247,9 @@ class _Evaluation:
         if instance.setup:
             await self._done(environment, instance.setup, "the instance's setup command")
 
-    async def _apply(self, environment: Environment, path: str) -> None:
-        """As the harness: a later way begins with a pristine tree, and what is there already counts as applied."""
+    async def _apply(self, environment: Environment, path: str) -> str:
+        """As the harness: a later way begins with a pristine tree, and what is there already counts as applied, as does
+        a patch that git took a part of, which the text says."""
         said = ""
         for number, way in enumerate(_APPLY):
             command = f"{_PRISTINE}\n{way} {path}" if number else f"{way} {path}"
@@ -254,11 +257,12 @@ class _Evaluation:
             said += f"$ {way}\n{result.output}"
             if not result.exit_code:
                 self._applied = True
-                return
+                return _left_out(result.output)
         result = await environment.run(f"git apply --check --reverse {path}", timeout=_STEP_SECONDS, cwd=self._cwd)
         if result.exit_code:
             raise _Unfit(f"the patch does not apply: {said[-_ERROR_TAIL:]}")
         self._applied = True
+        return ""
 
     async def _tested(self, environment: Environment, folder: str) -> str:
         """The log of the tests, which is kept beside the report."""
@@ -278,6 +282,12 @@ class _Evaluation:
         if result.exit_code:
             raise _Unfit(f"{what}: ended with {result.exit_code}: {result.output[-_ERROR_TAIL:]}")
         return result.output
+
+
+def _left_out(said: str) -> str:
+    """What git says where it ended well all the same: it leaves out a damaged binary patch and all behind it."""
+    found = _DAMAGED.search(said)
+    return f"only a part of the patch was applied: {clean(found[0])}" if found else ""
 
 
 async def _read(environment: Environment, path: str) -> bytes:

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
@@ -30,14 +32,21 @@ _SETTINGS = (
     *("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60"),
 )
 _CHUNK = 65_536
+_ASK_SECONDS = 60.0
+_PASSED_OVER = re.compile(rb"^error:", re.MULTILINE)
+_USER = re.compile(r"://(?:[^\s/]*|[^\s/@:\[]*:(?!\d*(?:[\s/?#'\"]|$))[^\s@]*)@")
+"""User and password: all up to the last `@` before the path, or, where the password holds a slash, up to the first."""
 
 
 class GitFailed(Exception):
     """What git said, in one line without credentials."""
 
 
-def run(*words: str, seconds: float, stdin: bytes = b"", keep: Sequence[int] = ()) -> bytes:
+def run(
+    *words: str, seconds: float, stdin: bytes = b"", keep: Sequence[int] = (), must_be_whole: bool = False
+) -> bytes:
     """What git prints. It and all it starts are killed after `seconds`; `keep` are descriptors that they hold too.
+    `must_be_whole`: an error that git tells and passes over, as `git apply` does a damaged binary patch, counts.
     Raises GitFailed."""
     with _started(words, keep) as process:
         try:
@@ -48,9 +57,23 @@ def run(*words: str, seconds: float, stdin: bytes = b"", keep: Sequence[int] = (
             if isinstance(error, subprocess.TimeoutExpired):
                 raise GitFailed(f"git {words[0]} took longer than {seconds:.0f} s") from None
             raise
-    if process.returncode:
+    if process.returncode or (must_be_whole and _PASSED_OVER.search(said)):
         raise GitFailed(_reason(said, process.returncode))
     return output
+
+
+def refusal_of(pathspecs: Sequence[str]) -> str:
+    """What git says against them, in one line; "" if it takes them, or there is none on this machine to ask."""
+    if not pathspecs or not shutil.which("git"):
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        words = (f"--git-dir={folder}/git", f"--work-tree={folder}")
+        run("init", "--quiet", "--bare", "--template=", f"{folder}/git", seconds=_ASK_SECONDS)
+        try:
+            run(*words, "diff", "--cached", "--quiet", "--", ".", *pathspecs, seconds=_ASK_SECONDS)
+        except GitFailed as error:
+            return str(error)
+    return ""
 
 
 async def stream(*words: str, stdin: bytes) -> AsyncGenerator[bytes, None]:
@@ -87,7 +110,7 @@ def environment() -> dict[str, str]:
 
 def without_user(text: str) -> str:
     """A text whose addresses name no user or password."""
-    return re.sub(r"://[^\s/@]*@", "://", text)
+    return _USER.sub("://", text)
 
 
 def _started(words: Sequence[str], keep: Sequence[int]) -> "subprocess.Popen[bytes]":

@@ -268,6 +268,8 @@ def _named(instances: Sequence[Instance], ids: Sequence[str]) -> list[Instance]:
     wanted = set(ids)
     known = [instance.instance_id for instance in instances]
     for unknown in sorted(wanted.difference(known)):
+        if unknown.split() != [unknown]:
+            raise UsageProblem(f"--instance_ids: {unknown!r} is no id: commas stand between ids")
         near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.0)
         raise UsageProblem(f"--instance_ids: there is no {unknown!r}{f'; the nearest is {near[0]}' if near else ''}")
     return [instance for instance in instances if instance.instance_id in wanted]

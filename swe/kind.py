@@ -17,6 +17,7 @@ from agent.steps import TOO_LONG
 from batch.dataset import Dataset
 from batch.facts import decode_facts
 from batch.kind import Ended, RunKind
+from batch.leftovers import Leftovers, unremoved, warning_of
 from batch.plan import backend_settings, rollout_policy
 from batch.prefetch import prefetch
 from batch.progress import counted, print_lines
@@ -25,10 +26,12 @@ from batch.settings import RunSettings, at_once, recorded, run_directory
 from batch.spool import open_lines
 from batch.store import indented, is_writable, replace_file, replacing
 from swe.evaluation import SUMMARY, EvaluationOptions, evaluate, read_reports, refuse_unreadable, write_reports
+from swe.git import refusal_of
 from swe.instances import choose, is_file, load_instances
+from swe.patch import excluding
 from swe.predictions import write_predictions
 from swe.repository import fetch, wanted
-from swe.settings import SweSettings
+from swe.settings import EVALUATION_SECONDS, SweSettings
 from swe.steps import NO_PATCH, PATCHES, patch_path, stopped_path
 from swe.tasks import CWD, SENTINEL, SYSTEM, SYSTEM_OF_INSTANCES, prompt_rows, row_of
 from swe.types import Instance, Prediction, Report
@@ -82,8 +85,10 @@ class SweKind(RunKind):
         )
 
     async def prepare(self, settings: RunSettings, dataset: Dataset, backend: str) -> None:
-        """Repositories into the cache, images onto this machine."""
+        """Looks whether git takes the patterns; repositories into the cache, images onto this machine."""
         settings = _swe(settings)
+        if said := await asyncio.to_thread(refusal_of, [spec for each in settings.exclude for spec in excluding(each)]):
+            raise UsageProblem(f"exclude: {said}")
         if settings.evaluate:
             refuse_unreadable(instances_of(settings))
         if settings.dry_run:
@@ -277,11 +282,12 @@ def _content(path: Path) -> bytes:
 def _evaluated(settings: SweSettings, ended: Ended) -> Path:
     """evaluation.json, and the counts in metrics.json."""
     directory = ended.directory
+    known = _swe(recorded(directory.read_manifest() or {}, SweSettings))
+    timeout = settings.evaluation_timeout or known.evaluation_timeout
     if not settings.dataset:
-        known = recorded(directory.read_manifest() or {}, SweSettings)
-        names = ("evaluation_timeout", "concurrency", "max_sandboxes", "quiet")
-        now = {name: getattr(settings, name) for name in names}
-        settings = msgspec.structs.replace(_swe(known), **now)
+        now = {name: getattr(settings, name) for name in ("concurrency", "max_sandboxes", "quiet")}
+        settings = msgspec.structs.replace(known, **now)
+    settings = msgspec.structs.replace(settings, evaluation_timeout=timeout)
     if not settings.dataset:
         raise UsageProblem("evaluate: this run is not of instances; give --dataset NAME_OR_FILE")
     instances = instances_of(settings)
@@ -292,7 +298,7 @@ def _evaluated(settings: SweSettings, ended: Ended) -> Path:
         if name in known_ids
     ]
     ended.say(f"evaluating {counted(len(patches), 'patch', 'patches')} on {ended.backend}")
-    reports = asyncio.run(_reports(_evaluation_options(settings, ended), instances, patches, _told(ended)))
+    reports = asyncio.run(_reports(_evaluation_options(settings, ended), instances, patches, ended))
     write_reports(directory, [instance.instance_id for instance in instances], reports)
     return directory.path / SUMMARY
 
@@ -313,10 +319,16 @@ async def _reports(
     options: EvaluationOptions,
     instances: Sequence[Instance],
     patches: Sequence[Prediction],
-    told: Callable[[Report], None],
+    ended: Ended,
 ) -> list[Report]:
     await options.backend.reap()  # what an evaluation that was killed left
-    return await evaluate(instances, patches, options, told)
+    leftovers = Leftovers(options.backend)
+    try:
+        return await evaluate(instances, patches, options, _told(ended))
+    finally:
+        leftovers.add(unremoved(options.backend))
+        if names := await leftovers.close():
+            ended.say(warning_of(options.backend, names))
 
 
 def _told(ended: Ended) -> Callable[[Report], None]:
@@ -340,7 +352,7 @@ def _evaluation_options(settings: SweSettings, ended: Ended) -> EvaluationOption
         limits=policy.limits,
         volumes=policy.volumes,
         variables=policy.variables,
-        timeout=settings.evaluation_timeout,
+        timeout=settings.evaluation_timeout or EVALUATION_SECONDS,
         concurrency=at_once(settings),
     )
 

@@ -43,6 +43,7 @@ _PLACE = b".place-for-files"
 _NESTED_DEPTH = 8
 _HEADER = 260  # bytes at most before a file's first line in a patch, but for its name
 _NOTHING = "/dev/null"
+_GONE = "gone"
 _NO_BASE, _ONLY_HERE = 3, 6
 _CANNOT_ADD = 128  # git's code when it died: nothing was added
 _ENCODED = re.compile(r"'(.+)' (?:from|if encoded as) ")
@@ -63,14 +64,15 @@ _CONFIGURATION = b"""\
 """
 
 _FOLDER = """\
-cd -- {cwd} && pwd -P || exit
+w={cwd}
+[ -e "$w" ] || [ -z {kept} ] || {{ mkdir -p -- "$w" && echo {gone}; }} || exit
+cd -- "$w" && pwd -P || exit
 case ${{TMPDIR:-/tmp}} in /tmp) d=/var/tmp;; *) d=$TMPDIR;; esac
 for d in "$d" /tmp /var/tmp /dev/shm; do {{ mkdir -p -- "$d" && mktemp -d -p "$d"; }} 2>/dev/null && exit; done
 echo 'no place for temporary files'; exit 1"""
 """The working tree and a new folder. The sandbox's /tmp is what an agent is most likely to clear away."""
 
-_OPEN = b"""\
-cd -- "$W" || exit
+_FUNCTIONS = b"""\
 files_only() {
   find "$@" ! -type d ! -type f -exec sh -c 'for f; do
     if [ -p "$f" ] || [ -b "$f" ] || { [ -c "$f" ] && [ ! "$f" -ef /dev/null ]; }; then
@@ -78,12 +80,26 @@ files_only() {
     fi
   done' sh {} + 2>/dev/null
 }
+pointed() {
+  [ -f "$1/.git" ] || return 0
+  (cd -- "$1" && x=$(sed -n 's/^gitdir: //p' .git) && [ -e "$x/HEAD" ] && cd -- "$x" || exit
+  files_only .
+  [ ! -f commondir ] || { cd -- "$(cat commondir)" && files_only .; }) 2>/dev/null
+}
+status() (
+  unset GIT_DIR GIT_WORK_TREE
+  cd -- "$1" && shift && git --git-dir=.git --no-optional-locks -c core.fsmonitor=false "$@" --ignore-submodules=none
+)
+"""
+"""Of every script. `files_only` removes what is no file, `pointed` does so in the git directory that a `.git` which is
+a file names; `status` asks a submodule's own repository."""
+
+_OPEN = b"""\
+cd -- "$W" || exit
 files_only . -path ./.git -prune -o \\( -name '.git*' -o -path '*/.git/*' \\)
 D=.git C=.git P=
 if [ -f .git ]; then
-  x=$(sed -n 's/^gitdir: //p' .git)
-  [ ! -d "$x" ] || files_only "$x/"
-  [ ! -f "$x/commondir" ] || (cd -- "$x" && cd -- "$(cat commondir)" && files_only .)
+  pointed .
   if x=$(git --git-dir=.git rev-parse --absolute-git-dir 2>&1); then
     D=$x C=$(git --git-dir=.git rev-parse --git-common-dir) || exit
   else P=$x; fi
@@ -112,30 +128,52 @@ GIT_INDEX_FILE=$T/git/theirs git diff-index --cached --raw -z --no-abbrev --no-r
 [ ! -f .gitmodules ] ||
   git config -z -f .gitmodules --get-regexp '^submodule\\..*\\.path$' >"$T/declared" 2>/dev/null
 find . -name .git -prune -o -type f -size +"$M"c -print0 >"$T/large" 2>/dev/null
-git update-index -q --refresh >/dev/null 2>&1
 : >>"$T/declared"
-git ls-files -z --others --exclude-standard >"$T/others"
+git ls-files -s -z | grep -z '^160000 ' >"$T/links"
+exit 0
 """
 """What the patch is against in the index (the tree that was there before, else that of the first commit to be had),
-then lists: what had been made before, what the agent's index adds, submodules, large files, untracked files.
+then lists: what had been made before, what the agent's index adds, submodules, large files.
 
 The index keeps what the agent's knows of unchanged files, for speed, unless that one hides files from git; copied with
-its time, by which git knows what may have changed since. The refresh compares contents, so that only what differs is
-written as an object later."""
+its time, by which git knows what may have changed since."""
+
+_BROKEN = b"""\
+cd -- "$W" || exit
+for p; do
+  [ ! -L "$p" ] || continue
+  [ -e "$p/.git" ] || [ -L "$p/.git" ] || continue
+  [ ! -d "$p/.git" ] || files_only "$p/.git/"
+  pointed "$p"
+  status "$p" status --porcelain >/dev/null 2>&1 || printf '%s\\0' "$p"
+done >"$T/broken"
+"""
+"""Which of the submodules have a repository that git cannot read: for one such it would add nothing at all."""
 
 _RECEIVE = "git --git-dir={folder}/git index-pack --stdin"
 
 _TRACK = b"""\
 cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-git update-index -z --index-info <"$T/tracked" && git ls-files -z --others --exclude-standard >"$T/others"
+git update-index -z --index-info <"$T/tracked" || exit
+git update-index -q --refresh >/dev/null 2>&1
+git ls-files -z --others --exclude-standard >"$T/others"
 """
+"""The refresh compares contents, so that only what differs is written as an object later."""
 
 _ADD = b"""\
 cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
+find . -name .git -prune -o ! -type d ! -type f ! -type l -print0 2>/dev/null |
+  git update-index --force-remove -z --stdin || exit
 git add -A --ignore-errors -- . "$@" 2>&1
 c=$?
 git ls-files -s -z | grep -z '^160000 ' >"$T/links"
 exit $c
+"""
+"""What is no file any more (a named pipe) was one that is deleted: git would refuse to add it."""
+
+_UNTRACK = b"""\
+cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
+git update-index --force-remove -z --stdin <"$T/untracked"
 """
 
 _LINKED = b"""\
@@ -147,10 +185,14 @@ for p; do
     new=$(unset GIT_DIR GIT_WORK_TREE; git -c core.fsmonitor=false -C "$p" rev-list -n 1 "$c" --not --remotes 2>&1)
   else new=
   fi
-  [ -z "$new" ] || printf '%s\\0' "$p"
+  new=$new$(status "$p" status --porcelain 2>/dev/null)
+  [ -n "$new" ] || continue
+  x=$({ echo "$new"; status "$p" diff --no-ext-diff HEAD 2>/dev/null; } | git hash-object --stdin)
+  printf '%s %s\\0' "$x" "$p"
 done >"$T/apart"
 """
-"""Which of the submodules hold what no link to a commit gives: files without a repository, commits of no remote."""
+"""Which of the submodules hold what no link to a commit gives: files without a repository, commits of no remote,
+what is in no commit. Each with a word that is another one as soon as that is something else."""
 
 _KEEP = b"""\
 cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
@@ -176,9 +218,9 @@ cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
 d() { git -c core.quotePath="$Q" diff --cached --no-color --no-ext-diff --no-renames --ignore-submodules=none "$@"; }
 d --raw -z --no-abbrev "$B" -- . "$@" >"$T/changed" || exit
 { d --binary --full-index --no-textconv --src-prefix=a/ --dst-prefix=b/ "$B" -- . "$@"; echo $? >"$T/code"; } |
-  { head -c "$M" >"$T/patch"; wc -c >"$T/over"; }
-read -r c <"$T/code"
-exit "$c"
+  { head -c "$M" >"$T/patch" && wc -c >"$T/over"; }
+read -r c <"$T/code" && [ -s "$T/over" ] && exit "$c"
+exit 1
 """
 
 _SIZES = b"""\
@@ -214,7 +256,8 @@ class Patch(Struct, frozen=True):
 class Base(Struct, frozen=True):
     """What a patch is against. `cwd`: the repository's top directory. `bases`: commits (or their trees), to one of
     which it has to apply. What `keep` found: the `tree` that stood there before, untracked files that were too `large`
-    to be in it, problems that are `known`, and the folder in the sandbox where all that is needed is `kept`."""
+    to be in it, what stands `apart` in submodules' own folders, problems that are `known`, and the folder in the
+    sandbox where all that is needed is `kept`."""
 
     cwd: str
     bases: tuple[str, ...]
@@ -222,6 +265,7 @@ class Base(Struct, frozen=True):
     large: frozenset[bytes] = frozenset()
     known: tuple[str, ...] = ()
     kept: str = ""
+    apart: frozenset[bytes] = frozenset()
 
 
 class _Refused(Exception):
@@ -246,7 +290,8 @@ async def take(
     origin: Origin | None = None,
 ) -> Patch:
     """The patch from the base to what stands in the working tree; what was kept for it is removed. What `exclude`
-    matches is left out: patterns as git's pathspecs have them, where `*` matches `/` too, or with `**` only that does.
+    matches is left out: patterns as git's pathspecs have them, where `*` matches `/` too, or with `**` only that does;
+    see `excluding`.
     `origin` is asked where the base is neither in the repository nor in what was kept of it.
     Raises EnvironmentLost; all else that goes wrong is told in the patch's `problem`."""
     try:
@@ -274,7 +319,7 @@ async def _in_time(work: Awaitable[_T], seconds: float) -> _T:
 
 async def _taken(environment: Environment, base: Base, exclude: Sequence[str], origin: Origin | None) -> Patch:
     try:
-        work = await _open_work(environment, base, [_excluding(pattern) for pattern in exclude if pattern])
+        work = await _open_work(environment, base, [spec for each in exclude if each for spec in excluding(each)])
         work.origin = origin
         try:
             return await work.patch()
@@ -297,12 +342,13 @@ async def _kept(environment: Environment, cwd: str, bases: Sequence[str]) -> Bas
 async def _open_work(environment: Environment, base: Base, exclude: list[str]) -> "_Work":
     if not base.bases or not all(map(_COMMIT.fullmatch, base.bases)):
         raise _Refused(f"no base commit to take a patch against: {', '.join(map(repr, base.bases)) or 'none'}")
-    command = f"({_SEARCH}; {_FOLDER.format(cwd=_word(base.cwd))})"
+    command = f"({_SEARCH}; {_FOLDER.format(cwd=_word(base.cwd), kept=_word(base.kept), gone=_GONE)})"
     where = await environment.run(command, timeout=_SECONDS, cwd="/")
     if where.exit_code != 0:
         raise _Refused(_last_line(where, "no directory for the patch"))
-    top, folder = where.output.splitlines()[-2:]
-    return _Work(environment, msgspec.structs.replace(base, cwd=top), folder, exclude)
+    *before, top, folder = where.output.splitlines()
+    problems = [f"{top} was gone: all its files count as deleted"] if _GONE in before else []
+    return _Work(environment, msgspec.structs.replace(base, cwd=top), folder, exclude, problems)
 
 
 async def _remove(environment: Environment, folder: str) -> None:
@@ -312,7 +358,9 @@ async def _remove(environment: Environment, folder: str) -> None:
 class _Work:
     """One patch being taken, or what it will be against being kept, in `folder` of the sandbox."""
 
-    def __init__(self, environment: Environment, base: Base, folder: str, exclude: list[str]) -> None:
+    def __init__(
+        self, environment: Environment, base: Base, folder: str, exclude: list[str], problems: list[str]
+    ) -> None:
         self.folder = folder
         self.origin: Origin | None = None
         self._environment = environment
@@ -331,18 +379,20 @@ class _Work:
         own = (place.encode() for place in (folder, base.kept) if place)
         self._own = [place.removeprefix(top) for place in own if place.startswith(top)]
         self._attributes: list[bytes] = []
-        self._problems: list[str] = []
+        self._broken: list[bytes] = []
+        self._places: list[bytes] = []
+        self._problems = problems
 
     async def keep(self) -> Base:
         """See `keep`."""
         await self._open()
         large = await self._track()
         await self._add(large)
-        await self._look_into_submodules()
+        apart = frozenset(await self._apart())
         await self._run(_KEEP)
         bases = tuple((await self._read("bases")).decode().split())
         tree = (await self._read("base")).decode().strip()
-        return Base(self._base.cwd, bases, tree, frozenset(large), tuple(self._problems), self.folder)
+        return Base(self._base.cwd, bases, tree, frozenset(large), tuple(self._problems), self.folder, apart)
 
     async def patch(self) -> Patch:
         """See `take`."""
@@ -353,7 +403,9 @@ class _Work:
         await self._add(large)
         if new := large - self._base.large:
             self._problems.append(f"left out, as larger than {_megabytes()}: {_shown(sorted(new))}")
-        await self._look_into_submodules()
+        if apart := [item for item in await self._apart() if item not in self._base.apart]:
+            shown = _shown([item.partition(b" ")[2] for item in apart])
+            self._problems.append(f"not in the patch, as only the submodule's own folder has it: {shown}")
         data = await self._difference()
         if not _is_text(data):
             await self._hold_as_binary(data)
@@ -369,6 +421,11 @@ class _Work:
             opened = await self._run(_OPEN, must=False)
         _refuse_failed(opened)
         await self._read_base()
+        if links := await self._links():
+            await self._run(_BROKEN, links)
+            self._broken = await self._items("broken")
+        if self._broken:
+            self._problems.append(f"left as it was, as the submodule's repository is broken: {_shown(self._broken)}")
 
     async def _receive(self, origin: Origin, lacking: str) -> None:
         """What the base is made of into the private git directory."""
@@ -387,21 +444,23 @@ class _Work:
         large = {name.removeprefix(b"./") for name in await self._items("large")}
         changes = _changes(await self._read("theirs"))
         added = {each.name for each in changes if each.status == "A" and each.mode != _LINK} - large
+        broken = tuple(link + b"/" for link in self._broken)
+        places = [name for name in added if not name.startswith(broken)]
         untracked: set[bytes] = set()
         for _ in range(_NESTED_DEPTH):
-            others = set(await self._items("others"))
-            nested = {name for name in others if name.endswith(b"/") and name[:-1] not in declared}
-            untracked |= others
-            if not nested and not added:
-                break
-            await self._write("tracked", _placeholders([*added, *(name + _PLACE for name in nested)]))
+            await self._write("tracked", _placeholders(places))
             await self._run(_TRACK)
-            added = set()
+            self._places += places
+            others = set(await self._items("others"))
+            untracked |= others
+            places = [name + _PLACE for name in others if name.endswith(b"/") and name[:-1] not in declared]
+            if not places:
+                break
         return untracked & large
 
     async def _add(self, large: Set[bytes]) -> None:
         """The working tree into the index. A file whose encoding git cannot follow goes in as it is."""
-        left_out = [b":(exclude,literal)" + name for name in (*large, *self._own)]
+        left_out = [b":(exclude,literal)" + name for name in (*large, *self._own, *self._broken)]
         said, kind = "", "not all could be added"
         for tried in range(_ENCODINGS + 2):
             result = await self._run(_ADD, left_out, must=False)
@@ -412,16 +471,20 @@ class _Work:
                 break
             found = _ENCODED.search(_said(result)) if tried < _ENCODINGS else None
             await self._set(_AS_IT_IS % _pattern(found[1].encode()) if found else _ALL_AS_THEY_ARE)
+        if result.exit_code == _CANNOT_ADD:
+            await self._write("untracked", b"".join(name + b"\0" for name in self._places))
+            await self._run(_UNTRACK)
         if said:
             self._problems.append(f"{kind}: {said}")
 
-    async def _look_into_submodules(self) -> None:
-        links = [item.partition(b"\t")[2] for item in await self._items("links")]
-        if not links:
-            return
+    async def _links(self) -> list[bytes]:
+        return [item.partition(b"\t")[2] for item in await self._items("links")]
+
+    async def _apart(self) -> list[bytes]:
+        if not (links := await self._links()):
+            return []
         await self._run(_LINKED, links)
-        if apart := await self._items("apart"):
-            self._problems.append(f"not in the patch, as only the submodule's own folder has it: {_shown(apart)}")
+        return await self._items("apart")
 
     async def _difference(self) -> bytes:
         """The patch. As long as it is too large the largest files that the commit does not have are left out."""
@@ -495,7 +558,7 @@ class _Work:
 
     async def _run(self, script: bytes, arguments: Sequence[bytes] = (), *, must: bool = True) -> CommandResult:
         """A script with nothing of the agent's variables but, at its end, PATH."""
-        await self._write("script", b"set -- " + words(*arguments) + script)
+        await self._write("script", b"set -- " + words(*arguments) + _FUNCTIONS + script)
         result = await self._environment.run(
             f"({_SEARCH}; command {self._command(f'sh {_word(self.folder)}/script')})",
             timeout=_SECONDS * 10,  # the caller's limit comes first
@@ -543,8 +606,13 @@ def _part(name: bytes, size: int, packed: int, lines: bytes) -> int:
     return _HEADER + 3 * len(name) + (packed * 67 // 52 if lines == b"-" else size + int(lines))
 
 
-def _excluding(pattern: str) -> str:
-    return f":(exclude,glob){pattern}" if "**" in pattern else f":(exclude){pattern}"
+def excluding(pattern: str) -> Sequence[str]:
+    """The pathspecs that leave out what it matches. With a `/` before it, it is as in .gitignore: of the top directory,
+    a file or a folder with all that is in it, and `*` does not match `/`."""
+    if pattern.startswith("/"):
+        name = pattern.removeprefix("/")
+        return f":(exclude,glob){name}", f":(exclude,glob){name.rstrip('/')}/**"
+    return (f":(exclude,glob){pattern}" if "**" in pattern else f":(exclude){pattern}",)
 
 
 def _placeholders(names: Sequence[bytes]) -> bytes:

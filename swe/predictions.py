@@ -175,6 +175,8 @@ def validate_predictions(path: Path, instances: Sequence[Instance] | None, cache
     known = None if instances is None else {instance.instance_id: instance for instance in instances}
     patches = [prediction for prediction in read.predictions if prediction.model_patch]
     faults = [*read.faults, *_id_faults(read.predictions, known), *_patch_faults(patches, known or {}, cache)]
+    if not read.predictions and not read.faults:
+        faults.insert(0, "it holds no predictions")
     if instances is None or cache is None:
         return Checked(faults, len(patches), "give --dataset and --repo_cache")
     nowhere = [each for each in patches if (found := (known or {}).get(each.instance_id)) and not found.repo]
@@ -202,16 +204,22 @@ def _problem(prediction: Prediction, instance: Instance | None, source: Path | N
     patch = prediction.model_patch.encode()
     try:
         if instance is None or source is None:
-            git.run(*_borrowing(folder / "none", None), "apply", "--numstat", seconds=_GIT_SECONDS, stdin=patch)
+            _apply(_borrowing(folder / "none", None), "--numstat", patch)
             return ""
         if not source.exists():
             return f"the patch cannot be tried: its repository is not in the cache, there is no {source}"
         words = _borrowing(folder / source.name, source)
         git.run(*words, "read-tree", f"{instance.base_commit}^{{tree}}", seconds=_GIT_SECONDS)
-        git.run(*words, "apply", "--cached", "--check", "--whitespace=nowarn", seconds=_GIT_SECONDS, stdin=patch)
+        _apply(words, "--check", patch)
     except GitFailed as error:
         return f"the patch cannot be applied: {error}"
     return ""
+
+
+def _apply(words: Sequence[str], how: str, patch: bytes) -> None:
+    """To the index of the repository that `words` name, without a word on white space, which would quote the patch."""
+    words = (*words, "apply", "--cached", how, "--whitespace=nowarn")
+    git.run(*words, seconds=_GIT_SECONDS, stdin=patch, must_be_whole=True)
 
 
 def _borrowing(place: Path, source: Path | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from batch.cli import Page, show
 from batch.exits import FINISHED, USAGE, exit_code
 from batch.invocation import run
-from batch.progress import counted, print_lines
+from batch.progress import counted, plain, print_lines
 from swe.kind import SWE, instances_of
 from swe.predictions import validate_predictions
 from swe.settings import PREFIX, SweSettings, load_settings, swe_options
@@ -62,5 +62,5 @@ def _validate(settings: SweSettings) -> int:
     if checked.untried:
         patches = counted(checked.untried, "patch was", "patches were")
         lines.append(f"{patches} not tried on the base commit: {checked.why}")
-    print_lines(lines, sys.stdout)
+    print_lines(map(plain, lines), sys.stdout)
     return USAGE if checked.faults else FINISHED

@@ -115,11 +115,13 @@ def _missing(place: Path, commits: Sequence[str]) -> list[str]:
 
 
 def _clone(place: Path, url: str, lock: int) -> None:
-    """Whole or not at all. What a clone that was killed left behind is removed by the next one."""
+    """Whole or not at all, and without a word on where it came from: a URL may hold a password. What a clone that was
+    killed left behind is removed by the next one."""
     partial = place.with_name(f".{place.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         git.run("clone", "--bare", "--quiet", "--", url, str(partial), seconds=FETCH_SECONDS, keep=(lock,))
+        git.run(f"--git-dir={partial}", "config", "--remove-section", "remote.origin", seconds=_ASK_SECONDS)
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

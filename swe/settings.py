@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from agent.text import clean
 from batch.options import Option, about, options_of
 from batch.settings import (
     CONFIG,
@@ -32,6 +33,9 @@ INSTANCES, PATCHES = "SWE-bench", "Patches and predictions"
 
 PredsFormat = Literal["jsonl", "json"]
 Subset = Literal["lite", "verified", "full", "multilingual"]
+
+EVALUATION_SECONDS = 1800.0
+_CHOICES = ("split", "filter", "slice", "instance_ids")
 
 
 class SweSettings(RunSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,10 +70,16 @@ class SweSettings(RunSettings, frozen=True, kw_only=True, forbid_unknown_fields=
         str, about(INSTANCES, "no images: directory of bare repositories, from which instances are checked out")
     ] = ""
     evaluate: Annotated[bool, about(INSTANCES, "run the instances' own tests on the patches afterwards")] = False
-    evaluation_timeout: Annotated[Positive, about(INSTANCES, "seconds for one instance's tests")] = 1800.0
+    evaluation_timeout: Annotated[
+        Positive | None, about(INSTANCES, "seconds for one instance's tests", shown="the run's own, else 1800")
+    ] = None
 
     exclude: Annotated[
-        tuple[str, ...], about(PATCHES, "patterns of files that patches leave out, such as tests/** (git's pathspecs)")
+        tuple[str, ...],
+        about(
+            PATCHES,
+            "patterns of files that patches leave out, such as tests/** or, at the top, /x.py (git's pathspecs)",
+        ),
     ] = ()
     preds_format: Annotated[
         tuple[PredsFormat, ...], about(PATCHES, "all_preds.jsonl is always written; json adds preds.json")
@@ -133,6 +143,8 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[SweS
     settings = SweSettings(**values)
     if action != "run":
         return settings, action
+    for name in _CHOICES:
+        refuse(name in values and not values[name], f"{name} is empty: leave it out to choose all")
     settings = msgspec.structs.replace(
         settings, dataset=_dataset_of(settings), repo_cache=_absolute(settings.repo_cache)
     )
@@ -153,7 +165,7 @@ def _absolute(path: str) -> str:
 
 
 def _check(settings: SweSettings) -> None:
-    chosen = [name for name in ("split", "filter", "slice", "instance_ids") if getattr(settings, name)]
+    chosen = [name for name in _CHOICES if getattr(settings, name)]
     for name in [*chosen, *(name for name in ("evaluate", "repo_cache") if getattr(settings, name))]:
         needless = settings.dataset or (settings.finalize and name == "evaluate")
         refuse(not needless, f"{name} is for instances: give --dataset NAME_OR_FILE")
@@ -161,6 +173,15 @@ def _check(settings: SweSettings) -> None:
         re.compile(settings.filter)
     except re.error as error:
         raise UsageProblem(f"filter: {settings.filter!r} is no regular expression ({error})") from error
+    for pattern in settings.exclude:
+        refuse(not _names_files(pattern), f"exclude: {pattern!r} names nothing in the repository")
+
+
+def _names_files(pattern: str) -> bool:
+    """Whether a pattern, without the `/` that stands for the repository's top, can match something within it."""
+    path = pattern.removeprefix("/")
+    is_within = bool(path.strip()) and not path.startswith("/") and ".." not in path.split("/")
+    return is_within and "\0" not in path and clean(path) == path
 
 
 def _run_name(settings: SweSettings) -> str:

@@ -7,12 +7,14 @@ from urllib.parse import quote
 NAME_BYTES = 150
 _SAMPLE_SUFFIX = re.compile(r"__s\d+$")
 _HASH_DIGITS = 16
+_PLACES = {".": "%2E", "..": "%2E%2E"}  # the names that mean a folder which is there already
 
 
 def file_name(task_id: str, sample_index: int = 0) -> str:
-    """The task's name as files have it, without an ending: of letters, digits, `.`, `_`, `-` and `%` alone, at most 150
-    bytes; further samples of a row end in `__sK`."""
+    """The task's name as files and folders have it, without an ending: of letters, digits, `.`, `_`, `-` and `%` alone,
+    at most 150 bytes; further samples of a row end in `__sK`."""
     name = quote(task_id, safe="").replace("~", "%7E")
+    name = _PLACES.get(name, name)
     if _SAMPLE_SUFFIX.search(name):  # or it would be another row's sample
         name = "%5F_".join(name.rsplit("__", 1))
     suffix = f"__s{sample_index}" if sample_index else ""

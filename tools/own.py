@@ -147,11 +147,24 @@ class _Reading:
         default = parameter.default
         if default is inspect.Parameter.empty:
             return (parameter.name, kind)
+        self._check_default(name, parameter, kind)
         if default is None:
             kind = kind | None if not isinstance(kind, str) else kind
         if isinstance(default, list | dict | set):
             return (parameter.name, kind, msgspec.field(default_factory=default.copy))
         return (parameter.name, kind, default)
+
+    def _check_default(self, name: str, parameter: inspect.Parameter, kind: Any) -> None:
+        """None means that there is no value. What no schema can say is told later."""
+        if parameter.default is None:
+            return
+        try:
+            msgspec.convert(msgspec.to_builtins(parameter.default), kind)
+        except msgspec.ValidationError as error:
+            told = f"its default {parameter.default!r:.60} is none of its type: {error}"
+            self.refuse(name, f"parameter {parameter.name}: {' '.join(told.split())}")
+        except (TypeError, ValueError, RecursionError):
+            pass
 
     # --- toolsets and distributions
 

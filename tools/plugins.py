@@ -3,9 +3,13 @@
 import importlib.util
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from tools.errors import UsageProblem
 
@@ -19,5 +23,24 @@ def module_at(path_text: str) -> ModuleType:
         raise UsageProblem(f"there is no Python file {path_text}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    with _staying():
+        spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def _staying() -> Iterator[None]:
+    """Meanwhile `os._exit` raises SystemExit, or the file could end the whole program without a word. On other threads
+    and in processes that the file forks it does what it always does."""
+    leave, here = os._exit, (os.getpid(), threading.get_ident())
+
+    def refuse(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) != here:
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave

@@ -53,6 +53,7 @@ class _Slot:
         self.in_flight = 0
         self.good = 0  # answers since the limit last moved
         self.late = 0.0  # time-outs, less half of the good answers
+        self.failed = 0  # requests in a row that brought neither a reply nor a 429
         self.changed = 0
         self.cooling_until = 0.0
         self.pause = 0.0
@@ -266,6 +267,12 @@ class RunGate:
         return min(self._concurrency, usable)
 
     @property
+    def held_to(self) -> float:
+        """Requests a second that the pace lets go, 0 while it holds none up."""
+        now = asyncio.get_running_loop().time()
+        return sum(slot.pace.held_to(now) for slot in self._slots if slot.is_open(now))
+
+    @property
     def cooling_until(self) -> float | None:
         """When requests go on, in the loop's time; None if nothing holds all of them up for a second or more."""
         now = asyncio.get_running_loop().time()
@@ -383,11 +390,13 @@ class RunGate:
         return (slot, None) if free_at <= now else (None, free_at)
 
     def _slot(self, now: float) -> _Slot | None:
-        """Where a request may go now: the first target with an open slot, even if that has no free place."""
+        """Where a request may go now: the first target with an open slot, even if that has no free place. Of its keys
+        the one that failed least of late."""
         if len(self._flights) >= self._concurrency:
             return None
         target = next((slot.target for slot in self._slots if slot.is_open(now)), None)
-        return next((slot for slot in self._slots if slot.target == target and slot.may_send(now)), None)
+        ready = (slot for slot in self._slots if slot.target == target and slot.may_send(now))
+        return min(ready, key=lambda slot: slot.failed, default=None)
 
     def _next_opening(self, now: float) -> float | None:
         times = (slot.opens_at() for slot in self._slots)
@@ -448,6 +457,7 @@ class RunGate:
                 self._praise(slot, current)
             case _:
                 self._answered(slot, reopen=probing)
+                slot.failed += verdict.kind == "transient"
                 if verdict.reason == "request_timeout" and current:
                     self._count_late(slot)
         self._stop_if_hopeless()
@@ -511,6 +521,7 @@ class RunGate:
 
     def _praise(self, slot: _Slot, current: bool) -> None:
         slot.worked = True
+        slot.failed = 0
         slot.dry_since = None
         if not current:
             return

@@ -1,11 +1,15 @@
 """How fast an endpoint takes requests, learned from its 429s. Pure: times are given, in seconds.
 
-A 429 tells that an endpoint is full, and the second before it how much that is: the requests that it took. From then on
-requests leave evenly, at first a little slower than that, and after `PLATEAU` faster and faster, for its limit may have
-grown; the curve is that of CUBIC (RFC 9438, section 4.1). Where it is full because of requests at once, a second of a
-burst would teach too slow a pace if these are answered within it: then only seconds with few of them at once teach.
+A 429 tells that an endpoint is full, and the seconds before it how much that is: the most requests that it took in one.
+From then on requests leave evenly, at first a little slower than that. When that rate is reached again and no 429 has
+come, it doubles and doubles, for the limit may have grown. (Up to there it is the curve of CUBIC, RFC 9438, section 4.1.)
+A rate that is learned again and again is tested less and less often.
+
+Where an endpoint is full because of requests at once, a second of a burst would teach too slow a pace if they are
+answered within it: then only seconds with few of them at once teach.
 """
 
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -16,7 +20,14 @@ WINDOW = 1.0
 KEPT = 2.0  # whose busiest second counts: a rate that is too high corrects itself sooner than one that is too low
 LEAST = 5  # requests in the window: fewer make no rate
 BELOW = 0.03  # of the learned rate is left free at first
-PLATEAU = 60.0  # until the learned rate is reached again
+PLATEAU_FIRST = 15.0  # until the learned rate is reached again; doubled each time that it is learned anew
+PLATEAU_LONGEST = 120.0
+DOUBLED = 10.0  # from then on in each so many
+SAME = 0.1  # rates that differ by less, in parts of the one before, are the same
+SOON = 5.0  # after which a rate that was learned should still hold
+LOWER = 0.9  # of a rate that did not
+MOST_DOUBLINGS = 20  # then it is no pace any more
+QUICK = 0.5  # replies that come sooner
 SLACK = 0.01  # that late requests make up for
 
 
@@ -36,6 +47,7 @@ class Pace:
         self._sent: deque[Sent] = deque()
         self._rate: float | None = None
         self._since = 0.0
+        self._plateau = PLATEAU_FIRST
         self._most = 0  # requests at once when it was full
         self._full_at: float | None = None  # a 429 from which nothing has been learned yet
 
@@ -53,9 +65,19 @@ class Pace:
         sent = Sent(now)
         self._sent.append(sent)
         if self._rate is not None:
-            way = (now - self._since) / PLATEAU - 1
-            self.due = max(self.due, now - SLACK) + 1 / (self._rate * (1 + BELOW * way**3))
+            self._since += max(0.0, now - self.due)  # what did not have to wait tests no rate
+            self.due = max(self.due, now - SLACK) + 1 / self._rate_at(self._rate, now)
         return sent
+
+    def held_to(self, now: float) -> float:
+        """Requests a second, 0 if none has to wait."""
+        return self._rate_at(self._rate, now) if self._rate is not None and self.due > now else 0.0
+
+    def _rate_at(self, learned: float, now: float) -> float:
+        past = now - self._since - self._plateau
+        if past < 0:
+            return learned * (1 + BELOW * (past / self._plateau) ** 3)
+        return learned * math.exp2(min(past / DOUBLED, MOST_DOUBLINGS))
 
     def refuse(self, sent: Sent) -> None:
         """Its answer is a 429."""
@@ -64,13 +86,21 @@ class Pace:
 
     def _learn(self, full_at: float, now: float) -> None:
         self._full_at = None
-        self._since = self.due = now
+        soon, self._since, self.due = now - self._since < SOON, now, now
         taken = [sent for sent in self._sent if sent.at <= full_at and not sent.refused]
-        at_once = sum(full_at < sent.answered_at <= now for sent in taken)
+        at_once = sum(full_at < sent.answered_at < sent.at + QUICK for sent in taken)
         self._most = max(self._most, at_once)
         most = _busiest([sent.at for sent in taken])
         if most >= LEAST and 2 * at_once <= min(most, self._most):
-            self._rate = most / WINDOW
+            self._take(most / WINDOW, soon)
+
+    def _take(self, rate: float, soon: bool) -> None:
+        if self._rate is None or abs(rate - self._rate) > SAME * self._rate:
+            self._plateau = PLATEAU_FIRST
+        else:
+            self._plateau = min(PLATEAU_LONGEST, 2 * self._plateau)
+            rate = min(rate, LOWER * self._rate) if soon else rate
+        self._rate = rate
 
 
 def _busiest(times: Sequence[float]) -> int:

@@ -203,6 +203,9 @@ class Service:
 
     async def delete(self, request: web.Request) -> web.Response:
         sandbox = self._of(request)
+        if self.faults.get("undeletable"):  # so many times
+            self.faults["undeletable"] -= 1
+            return web.json_response({"message": "State change in progress"}, status=503)
         del self.sandboxes[sandbox.id]
         await sandbox.remove()
         return web.json_response(sandbox.told())

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 ENGINE = "/var/run/docker.sock"
+_SPOILED = b"HTTP/1.1 500 Oops\r\nContent-Type: application/json\r\nConnection: close\r\n\r\ncaf\xe9"
 _PULLED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n" + b'{"status":"Downloaded"}\n'
 )
@@ -15,10 +16,11 @@ _PULLED = (
 
 class EngineFront:
     """`pulls` are the images asked for. A pull takes half a second, then the image is there as another name of
-    `source`."""
+    `source`. Of `spoiled`, each the last word of a path that is posted to, each is answered once as no engine does."""
 
     def __init__(self, source: str) -> None:
         self.pulls: list[str] = []
+        self.spoiled: list[str] = []
         self._source = source
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -32,7 +34,10 @@ class EngineFront:
             head = await reader.readuntil(b"\r\n\r\n")
             line = head.split(b"\r\n", 1)[0].decode()
             target = urlsplit(line.split(" ")[1])
-            if line.startswith("POST") and target.path.endswith("/images/create"):
+            if line.startswith("POST") and (word := target.path.rpartition("/")[2]) in self.spoiled:
+                self.spoiled.remove(word)
+                writer.write(_SPOILED)
+            elif line.startswith("POST") and target.path.endswith("/images/create"):
                 writer.write(await self._pull(parse_qs(target.query)))
             else:
                 await _pass_on(head, reader, writer)
@@ -78,7 +83,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def engine_front(socket: Path, source: str) -> AsyncIterator[EngineFront]:
+async def engine_front(socket: Path, source: str = "") -> AsyncIterator[EngineFront]:
     """DOCKER_HOST is `unix://SOCKET` meanwhile."""
     front = EngineFront(source)
     server = await asyncio.start_unix_server(front.serve, str(socket))

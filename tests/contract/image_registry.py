@@ -25,6 +25,15 @@ def saved(image: str, path: Path) -> Path:
     return path
 
 
+def foreign_shell(place: Path) -> None:
+    """A program for another kind of processor."""
+    program = bytearray(Path("/bin/sh").read_bytes())
+    program[18:20] = b"\xb7\x00"  # e_machine of an ELF file: EM_AARCH64
+    place.unlink(missing_ok=True)
+    place.write_bytes(program)
+    place.chmod(0o755)
+
+
 def with_architecture(name: str, archive: Path, other: Path) -> Path:
     """The same archive, its image said to be for that kind of machine."""
     with tarfile.open(archive) as tar, tarfile.open(other, "w") as out:

@@ -37,7 +37,7 @@ class ModalServer:
         return self._process.stdout.readline().split()
 
     def tell(self, word: str) -> None:
-        """`stall` or `go`."""
+        """`stall`, `keep` (no sandbox can be ended) or `go`."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()

@@ -165,7 +165,8 @@ class Box:
         if self._container:
             with suppress(aiodocker.DockerError):
                 await self._container.delete(force=True, v=True)
-        await self._main.close()
+        if self._main:
+            await self._main.close()
 
 
 def _groups(pid: int) -> list[Path]:
@@ -188,6 +189,7 @@ class Service:
         self.jwt = _token()
         self.answers = asyncio.Event()
         self.answers.set()
+        self.keeps = False
         self.boxes: dict[str, Box] = {}
         self._images: dict[str, str] = {}
         self._apps: dict[str, str] = {}
@@ -251,6 +253,8 @@ class Service:
         return api.SandboxGetCommandRouterAccessResponse(url=f"http://127.0.0.1:{self.port}", jwt=self.jwt)
 
     async def SandboxTerminateV2(self, request: Any) -> Any:  # noqa: N802
+        if self.keeps:
+            raise GRPCError(Status.FAILED_PRECONDITION, "not now")
         await asyncio.shield(asyncio.ensure_future(self._box(request.sandbox_id).end()))
         return api.SandboxTerminateResponse()
 
@@ -341,7 +345,8 @@ async def main() -> None:
     service.port = listening.sockets[0].getsockname()[1]
     print("ready", service.port, flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        service.answers.set() if line == "go\n" else service.answers.clear()
+        service.keeps = line == "keep\n"
+        service.answers.clear() if line == "stall\n" else service.answers.set()
         print("done", flush=True)
     await asyncio.gather(*(box.end() for box in service.boxes.values()))
     server.close()

@@ -1,9 +1,11 @@
 """The browser's tools with a real Chromium, on pages served here. One browser for all but those that kill it."""
 
 import asyncio
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ import msgspec
 import psutil
 import pytest
 import pytest_asyncio
+from playwright.async_api import Error
 
 from tests.browser_site import BrowserSite
 from tests.contract.toolbox import Toolbox
@@ -205,10 +208,24 @@ class TestPages:
 
     async def test_refs_that_name_nothing(self, call: Toolbox, site: BrowserSite) -> None:
         await opened(call, f"{site.url}/shop")
-        for bad in ("@e9999", "Find", "", "@f99e1", "e1 >> button"):
+        for bad in ("@e9999", "@f99e1", "Find", "", "e1 >> button"):
             for name, more in (("browser_click", {}), ("browser_type", {"text": "x"})):
                 result = await call(name, ref=bad, **more)
-                assert (result["success"], bool(result["error"])) == (False, True)
+                assert (result["success"], "browser_snapshot" in result["error"]) == (False, "@" in bad), result
+
+    async def test_refs_of_before_one_went_back_name_nothing_until_the_page_was_seen(
+        self, call: Toolbox, site: BrowserSite
+    ) -> None:
+        page = await opened(call, f"{site.url}/shop")
+        await call("browser_type", ref=ref(page, "textbox"), text="x")
+        await call("browser_press", key="Enter")
+        await seen_at_last(call, "found q=x", await seen(call))
+        assert (await call("browser_back"))["url"] == f"{site.url}/shop"
+        for old in ("e7", "e999"):
+            told = f"There is no element @{old} on the page as it is now; browser_snapshot shows which there are"
+            for name, more in (("browser_click", {}), ("browser_type", {"text": "x"})):
+                assert await call(name, ref=old, **more) == {"success": False, "error": told}
+        await clicked(call, await seen(call), 'button "Add"')
 
     async def test_what_cannot_be_done_says_why(self, call: Toolbox, site: BrowserSite, browser: Browser) -> None:
         page = await opened(call, f"{site.url}/covered")
@@ -547,6 +564,48 @@ class TestWhatComesUp:
                 assert after["untrusted"].startswith(("Text from http", "Text from about:blank"))
 
 
+GATHER = """new Promise(done => {
+    const peer = window.peer = new RTCPeerConnection({iceServers: SERVERS}), found = [];
+    peer.onicecandidate = event => event.candidate?.candidate && found.push(event.candidate.candidate);
+    peer.onicegatheringstatechange = () => peer.iceGatheringState === 'complete' && done(found);
+    peer.createDataChannel('x');
+    peer.createOffer().then(offer => peer.setLocalDescription(offer));
+})"""
+
+
+class Ear(asyncio.DatagramProtocol):
+    """A UDP port of this machine."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.packets: list[bytes] = []
+        self._last = asyncio.Event()
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self.packets.append(data)
+        if data == b"from the test":
+            self._last.set()
+
+    async def all_packets(self) -> list[bytes]:
+        """What has come until now, and a packet of ours behind it."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"from the test", ("127.0.0.1", self.port))
+        await asyncio.wait_for(self._last.wait(), PATIENCE)
+        return self.packets
+
+
+@asynccontextmanager
+async def ear() -> AsyncIterator[Ear]:
+    heard = Ear()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(lambda: heard, local_addr=("127.0.0.1", 0))
+    heard.port = transport.get_extra_info("sockname")[1]
+    try:
+        yield heard
+    finally:
+        transport.close()
+
+
 class TestWhereItMayGo:
     async def test_private_addresses_are_refused_whichever_way_one_comes_to_them(
         self, call: Toolbox, site: BrowserSite, browser: Browser
@@ -582,6 +641,40 @@ class TestWhereItMayGo:
         assert "/found" not in site.hits
         await seen_at_last(call, "got it", await opened(call, f"{allowed}/holds?at={allowed}"))
         assert {"/picture", "/found", "/framed", "/slow"} <= set(site.hits)
+
+    async def test_no_call_of_a_page_to_its_peers_goes_around_the_gateway(
+        self, call: Toolbox, site: BrowserSite, browser: Browser
+    ) -> None:
+        """Not a packet of WebRTC; what it sends over TCP is the gateway's to refuse."""
+        asked = asyncio.Event()
+        async with ear() as heard:
+
+            async def addresses(host: str, port: int) -> Sequence[str]:
+                if port == heard.port:
+                    asked.set()
+                    raise ToolError("not there")
+                return [host]
+
+            browser.addresses = addresses
+            await opened(call, f"{site.url}/shop")
+            relays = [f"turn:127.0.0.1:{heard.port}?transport={kind}" for kind in ("tcp", "udp")]
+            urls = [f"stun:{host}:{heard.port}" for host in ("127.0.0.1", "localhost")]
+            servers = [{"urls": urls + relays, "username": "a", "credential": "b"}]
+            found = await call("browser_console", expression=GATHER.replace("SERVERS", json.dumps(servers)))
+            assert (found["result"], found["result_type"]) == ([], "array"), (found, heard.packets)
+            await asyncio.wait_for(asked.wait(), PATIENCE)
+            assert await heard.all_packets() == [b"from the test"]
+
+    async def test_the_browser_itself_asks_for_no_name(self, services: Services, site: BrowserSite) -> None:
+        """What goes around the gateway, such as its maker's own requests, gets nowhere; a number is no name."""
+        context = await (await services.part(Browser).running()).chromium.new_context()
+        try:
+            page = await context.new_page()
+            await page.goto(f"{site.url}/shop")
+            with pytest.raises(Error, match="ERR_NAME_NOT_RESOLVED"):
+                await page.goto(f"{site.url.replace('127.0.0.1', 'localhost')}/shop")
+        finally:
+            await context.close()
 
     async def test_a_run_refuses_them_unless_it_is_told_otherwise(self, site: BrowserSite) -> None:
         services = Services(ToolSettings(), os.environ)

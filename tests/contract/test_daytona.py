@@ -11,6 +11,7 @@ import pytest
 
 from tests.contract.daytona_server import DaytonaServer, shared
 from tests.contract.environments import bytes_of, eventually, make_spec, open_sandbox, printed
+from tests.contract.no_service import answering
 from tests.contract.test_environments_end import left_over
 from tools.environments import daytona, daytona_channel, daytona_script
 from tools.environments.base import Limits
@@ -60,6 +61,29 @@ async def test_check_says_how_to_mend(
             async with DAYTONA.open(make_spec()):
                 pass
         assert await DAYTONA.reap() == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (502, b"<html>Bad Gateway</html>", "status 502"),
+        (502, "café".encode("latin-1"), "status 502"),
+        (500, b"", "status 500"),
+        (404, b"nothing here", "status 404"),
+        (200, b"{}", "not what its API says"),
+    ],
+)
+async def test_what_is_not_the_service_is_named_as_such(
+    server: DaytonaServer, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, words: str
+) -> None:
+    async with answering(status, "application/json" if status == 200 else "text/html", body) as port:
+        url = f"http://127.0.0.1:{port}/registry/api"  # the word is not about an image
+        monkeypatch.setenv("DAYTONA_API_URL", url)
+        expected = f"daytona: {url} does not answer as the service ({words}): is it up, and DAYTONA_API_URL right?"
+        assert await DAYTONA.check() == expected
+        with pytest.raises(SetupFailed, match=re.escape(expected)):
+            async with DAYTONA.open(make_spec()):
+                pass
 
 
 async def test_check_does_not_wait_for_ever(server: DaytonaServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +171,32 @@ async def test_a_service_out_of_order(server: DaytonaServer) -> None:
     with pytest.raises(SetupFailed, match=r"daytona made no sandbox: .*Out of order"):
         async with open_sandbox("daytona"):
             pass
+
+
+async def test_a_sandbox_that_cannot_be_deleted_is_named_and_can_be_deleted_later(server: DaytonaServer) -> None:
+    there = daytona.DaytonaBackend()
+    async with there.open(make_spec()):
+        name = server.requests()[-1]["name"]
+        server.set_faults(undeletable=2)
+    assert there.unremoved() == (name,)
+    assert there.unremoved() == ()
+    assert not await there.remove(name)
+    assert name in server.sandboxes()
+    assert await there.remove(name)
+    assert name not in server.sandboxes()
+    assert await there.remove(name), "there is none"
+    server.set_faults(status=503)
+    assert not await there.remove(name), "who knows"
+
+
+async def test_what_the_dead_left_is_named_if_it_cannot_be_deleted(server: DaytonaServer) -> None:
+    there = daytona.DaytonaBackend()
+    async with there.open(make_spec(deadline=time.time() - 1)):
+        name = server.requests()[-1]["name"]
+        server.set_faults(undeletable=1)
+        assert await there.reap() == 0
+        assert name in there.unremoved()
+    assert there.unremoved() == ()
 
 
 async def test_a_service_that_takes_too_long(server: DaytonaServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,15 +12,19 @@ from typing import Any
 
 import pytest
 
-from tests.contract.image_registry import registry, saved, with_architecture
+from tests.contract.engine_front import engine_front
+from tests.contract.image_registry import foreign_shell, registry, saved, with_architecture
+from tests.contract.no_service import answering
 from tests.contract.ssh_server import shared_settings
 from tests.contract.tls_front import tls_front
 from tools.environments.base import BackendSettings, EnvironmentSpec, Limits
 from tools.environments.docker import DockerBackend
 from tools.environments.docker_container import container_config
+from tools.environments.docker_engine import engine_errors
 from tools.environments.owner import current_owner
+from tools.environments.starts import Starts
 from tools.environments.table import resolve_backend
-from tools.errors import ImageUnavailable, SandboxRefused, SetupFailed, UsageProblem
+from tools.errors import EnvironmentLost, ImagePullFailed, ImageUnavailable, SandboxRefused, SetupFailed, UsageProblem
 
 PY, SH, USER = (f"batch-runner-test:{kind}" for kind in ("py", "sh", "user"))
 LOGIN = "me:pass:w0rd-that-nobody-may-see"
@@ -96,6 +100,60 @@ async def test_addresses_that_are_none_name_their_variable(
     monkeypatch.setenv(variable, "ssh://me@127.0.0.1:1")
     problem = await backend(engine, ssh_known_hosts=str(tmp_path / "none")).check()
     assert problem.startswith(f"{engine} at me@127.0.0.1:1 ({variable}): the file of known hosts {tmp_path}/none is ")
+
+
+@both
+@pytest.mark.parametrize(
+    ("status", "kind", "body"),
+    [
+        (500, "application/json", b'{"cause":"x"}'),
+        (500, "application/json", b""),
+        (500, "application/json", b'["a"]'),
+        (500, "application/json", b'{"message":{"a":1}}'),
+        (502, "text/html", "café bad gateway".encode("latin-1")),
+        (502, "text/html", b"<html>bad gateway</html>"),
+        (200, "application/json", b"[]"),
+        (200, "application/json", b"{}"),
+        (200, "text/html", b"<html>welcome</html>"),
+    ],
+)
+async def test_what_is_no_engine_is_named_as_such(
+    engine: str, status: int, kind: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "CONTAINER_HOST" if engine == "podman" else "DOCKER_HOST"
+    async with answering(status, kind, body) as port:
+        monkeypatch.setenv(variable, f"tcp://me:password@127.0.0.1:{port}")
+        words = f"{engine} at tcp://127.0.0.1:{port} does not answer as an engine: see what listens there, or set"
+        problem = await backend(engine).check()
+        assert problem == f"{words} {variable} to one's address"
+        for asked in (engine, *(["auto"] if engine == "docker" else [])):
+            with pytest.raises(UsageProblem, match="does not answer as an engine"):
+                await resolve_backend(asked, wants_image=True)
+        if status != 200:  # else it may well say of an image that it is there
+            with pytest.raises(EnvironmentLost, match=words):
+                await printed(backend(engine), "true")
+            with pytest.raises(ImagePullFailed, match=words):
+                await backend(engine).prepare(PY)
+        assert await backend(engine).reap() == 0
+
+
+@pytest.mark.parametrize("spoiled", ["create", "start", "exec"])
+async def test_a_start_that_something_in_between_spoils_is_tried_again(
+    spoiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
+    async with engine_front(tmp_path / "engine") as front:
+        front.spoiled.append(spoiled)
+        async with Starts(pause=0.01).open(backend("docker"), spec, failed=told.append) as sandbox:
+            assert (await sandbox.run("echo works", timeout=60)).output == "works\n"
+    (why,) = told
+    assert why.startswith(f"docker at unix://{tmp_path}/engine does not answer as an engine: ")
+
+
+async def test_a_fault_of_our_own_is_none_of_the_engines() -> None:
+    with pytest.raises(KeyError), engine_errors():
+        raise KeyError("ours")
 
 
 @both
@@ -254,17 +312,16 @@ async def test_a_missing_source_of_a_volume_is_not_made_by_podman(tmp_path: Path
 # images
 
 
-@pytest.fixture
-def foreign(tmp_path: Path) -> Iterator[str]:
-    """An image whose only program is for another kind of processor, as its description says."""
+@pytest.fixture(params=["arm64", ""])
+def foreign(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An image whose only program is for another kind of processor, as its description says, or does not."""
     name, root = f"batch-runner-test-foreign:{os.getpid()}", tmp_path / "root"
     (root / "bin").mkdir(parents=True)
-    program = bytearray(Path("/bin/sh").read_bytes())
-    program[18:20] = b"\xb7\x00"  # e_machine of an ELF file: EM_AARCH64
-    (root / "bin" / "sh").write_bytes(program)
-    (root / "bin" / "sh").chmod(0o755)
+    foreign_shell(root / "bin" / "sh")
     subprocess.run(f"tar -C {root} -c . | docker import - {name}", shell=True, check=True, capture_output=True)
-    described = with_architecture("arm64", saved(name, tmp_path / "saved.tar"), tmp_path / "described.tar")
+    described = saved(name, tmp_path / "saved.tar")
+    if request.param:
+        described = with_architecture(request.param, described, tmp_path / "described.tar")
     for engine in ("docker", "podman"):
         said(engine, "load", "-q", "-i", str(described))
     yield name
@@ -274,7 +331,8 @@ def foreign(tmp_path: Path) -> Iterator[str]:
 
 @both
 async def test_an_image_for_another_machine_is_named_as_such(engine: str, foreign: str) -> None:
-    with pytest.raises(SandboxRefused, match=r"the image is for linux/arm64, the engine's machine is linux/") as caught:
+    words = r"the image is for linux/arm64, the engine's machine is linux/|no program for the engine's machine, linux/"
+    with pytest.raises(SandboxRefused, match=words) as caught:
         await printed(backend(engine), "true", image=foreign)
     assert foreign in str(caught.value)
     assert "\n" not in str(caught.value)

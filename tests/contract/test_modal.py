@@ -65,6 +65,20 @@ async def _printed(command: str, **changes: object) -> str:
         return await printed(sandbox, command)
 
 
+async def test_what_is_not_the_service_is_named_as_such() -> None:
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as somebody:
+        port = somebody.sockets[0].getsockname()[1]
+        async with speaking_with({"MODAL_SERVER_URL": f"http://127.0.0.1:{port}"}):
+            problem = await MODAL.check()
+    assert problem.startswith("modal cannot be reached: ")
+    assert "MODAL_SERVER_URL" in problem
+    assert "\n" not in problem
+
+
 # images, and what there is not
 
 
@@ -166,6 +180,21 @@ async def test_a_sandbox_that_ended_is_lost() -> None:
         for attempt in (sandbox.run("true", timeout=5), sandbox.write("f", b""), sandbox.list(".")):
             with pytest.raises(EnvironmentLost):
                 await attempt
+
+
+async def test_a_sandbox_that_cannot_be_ended_is_named_and_can_be_ended_later(server: ModalServer) -> None:
+    MODAL.unremoved()
+    async with MODAL.open(make_spec()):
+        server.tell("keep")
+    (name,) = MODAL.unremoved()
+    assert MODAL.unremoved() == ()
+    assert not await MODAL.remove(name)
+    assert server.sandboxes() == 1
+    server.tell("go")
+    assert await MODAL.remove(name)
+    assert server.sandboxes() == 0
+    assert await MODAL.remove(name), "it has ended"
+    assert await MODAL.remove(name[:-2] + name[:-3:-1]), "there is none"
 
 
 async def test_a_service_that_dies_is_a_lost_sandbox(server: ModalServer) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import errno
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,52 @@ async def test_limits_and_outages_are_tried_again(studio: Studio, monkeypatch: p
     assert [each.authorization[7:] for each in studio.service.asked] == ["one-key", "two-key"] * 2
 
 
+SPENT = {"error": {"message": "pay", "code": "insufficient_quota"}}
+
+
+@pytest.mark.parametrize("refused", [{"status": 402}, {"status": 401}, {"status": 403}, {"status": 429, "body": SPENT}])
+async def test_a_key_that_is_refused_is_followed_by_the_next_and_asked_last_from_then_on(
+    studio: Studio, refused: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_generation, "PAUSE_FIRST", 1000.0)  # nothing is waited for
+    studio.use({IMAGE_KEY: "one,two,three"}, image_base_url=studio.service.url)
+    studio.service.answers = [refused, refused]
+    assert (await studio.make())["success"]
+    assert (await studio.make())["success"]
+    assert asked_keys(studio) == ["one", "two", "three", "three"]
+
+
+async def test_keys_that_were_all_refused_are_asked_once_each_and_again_by_the_next_picture(studio: Studio) -> None:
+    studio.use({IMAGE_KEY: "one,two"}, image_base_url=studio.service.url)
+    studio.service.answers = [{"status": 402}, {"status": 401}, {"status": 402}]
+    assert (await studio.make())["error_type"] == "auth"
+    assert (await studio.make())["success"]
+    assert (await studio.make())["success"]
+    assert asked_keys(studio) == ["one", "two", "one", "two", "two"]
+
+
+async def test_a_refused_key_is_not_in_the_way_of_one_whose_limit_is_reached(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_generation, "PAUSE_FIRST", 0.01)
+    studio.use({IMAGE_KEY: "one,two"}, image_base_url=studio.service.url)
+    studio.service.answers = [{"status": 401}, {"status": 429}, {"status": 429}]
+    assert (await studio.make())["success"]
+    assert asked_keys(studio) == ["one", "two", "two", "two"]
+
+
+async def test_a_key_whose_limit_is_reached_keeps_no_other_waiting(studio: Studio) -> None:
+    studio.use({IMAGE_KEY: "one,two"}, image_base_url=studio.service.url)
+    studio.service.answers = [{"status": 429, "headers": {"retry-after": "900"}}]
+    assert (await studio.make())["success"]
+    assert (await studio.make())["success"]
+    assert asked_keys(studio) == ["one", "two", "one"]
+
+
+def asked_keys(studio: Studio) -> list[str]:
+    return [each.authorization.removeprefix("Bearer ") for each in studio.service.asked]
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -324,7 +371,46 @@ async def test_a_picture_that_cannot_be_kept_beside_the_rows_ends_the_run(studio
     studio.artifacts.write_text("a file")
     with pytest.raises(DiskFull, match=r"artifacts.*generated_1_.* cannot be written: "):
         await studio.make()
-    assert size_of(await studio.tools.read((await studio.tools.shell("echo $PWD/generated_1_*")).strip()))
+
+
+async def test_a_picture_that_the_sandbox_cannot_take_is_kept_beside_the_rows(studio: Studio) -> None:
+    await studio.tools.shell("cd /proc/1")
+    result = await studio.make()
+    (kept,) = [each for each in studio.artifacts.rglob("*") if each.is_file()]
+    assert size_of(kept.read_bytes()) == (192, 128)
+    assert result == {"success": False, "image": None, "error": result["error"], "error_type": "not_saved"}
+    assert "the picture was made" in result["error"]
+    assert f"/proc/1/{kept.name}" in result["error"]
+    assert str(studio.artifacts) not in result["error"]
+
+
+async def test_samples_of_a_row_that_make_the_same_picture_at_once(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, write = threading.Barrier(2), Path.write_bytes
+
+    def meeting(path: Path, data: bytes) -> int:
+        size = write(path, data)
+        both.wait(60)
+        return size
+
+    monkeypatch.setattr(Path, "write_bytes", meeting)
+    async with open_toolbox("pictures") as tools:
+        other = Studio(tools, studio.service, studio.artifacts)
+        results = await asyncio.gather(studio.make(), other.make())
+        await tools.context.services.close()
+    assert [result["success"] for result in results] == [True, True]
+    assert len({Path(result["image"]).name for result in results}) == 1
+    (kept,) = [each for each in studio.artifacts.rglob("*") if each.is_file()]
+    assert size_of(kept.read_bytes()) == (192, 128)
+
+
+@pytest.mark.parametrize("task_id", [".", ".."])
+async def test_pictures_stay_in_their_rows_folder(studio: Studio, task_id: str) -> None:
+    studio.tools.context.task_id = task_id
+    assert (await studio.make())["success"]
+    (kept,) = studio.artifacts.parent.rglob("generated_*")
+    assert kept.parent == studio.artifacts / task_id.replace(".", "%2E")
 
 
 async def test_a_full_disk_leaves_no_empty_folders(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swe.git import without_user
 from swe.repository import fetch
 from swe.types import Instance
 from tests.contract.repositories import commit, git, make_repository
@@ -79,6 +80,8 @@ def test_a_cache_without_the_right_to_write_serves_what_it_has(tmp_path: Path, s
         ("0" * 39 + "1", "ext::sh -c touch% {tmp}/done", "owner/name", "transport 'ext' not allowed"),
         ("0" * 39 + "1", "custom::x", "owner/name", "transport 'custom' not allowed"),
         ("0" * 39 + "1", "http://user:pass@127.0.0.1:9/x", "owner/name", "cannot be had from http://127.0.0.1:9/x "),
+        ("0" * 39 + "1", "http://user:p@pass@127.0.0.1:9/x", "owner/name", "cannot be had from http://127.0.0.1:9/x "),
+        ("0" * 39 + "1", "http://user:p/pass@127.0.0.1:9/x", "owner/name", "cannot be had from http://127.0.0.1:9/x "),
         ("--help", "{source}", "owner/name", "owner__name-1: base_commit '--help' is not 40 hex digits"),
         ("HEAD", "{source}", "owner/name", "base_commit 'HEAD' is not"),
         ("", "{source}", "owner/name", "base_commit '' is not"),
@@ -102,6 +105,31 @@ def test_what_cannot_be_had_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "done").exists()
     assert not cache.exists() or names(cache) <= {"owner__name.git"}
     assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://user:p@ssw0rd@host/x.git", "http://host/x.git"),
+        ("to 'https://user@h:80/o/n@v'; me@h", "to 'https://h:80/o/n@v'; me@h"),
+        ("https://user:p?w#@h", "https://h"),
+        ("https://user:p/w@h:80/x", "https://h:80/x"),
+        ("http://h:80/o/n@v http://[::1]:80/a@b", "http://h:80/o/n@v http://[::1]:80/a@b"),
+        ("file:///a:b/c@d", "file:///a:b/c@d"),
+    ],
+)
+def test_addresses_name_no_user(text: str, shown: str) -> None:
+    assert without_user(text) == shown
+
+
+def test_the_cache_does_not_say_where_it_came_from(tmp_path: Path, source: Path) -> None:
+    """As an address may hold a password."""
+    first = commit(source, a=b"1")
+    fetch(tmp_path / "cache", [instance(first, f"file://user:pass@localhost{source}")])
+    fetch(tmp_path / "cache", [instance(commit(source, a=b"2"), f"file://user:pass@localhost{source}")])
+    held = [file.read_bytes() for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+    assert held
+    assert not any(str(source).encode() in each or b"pass@" in each for each in held)
 
 
 def test_what_is_no_repository_is_not_taken_for_one(tmp_path: Path, source: Path) -> None:

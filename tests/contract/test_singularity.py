@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.contract.environments import IMAGES, bytes_of, eventually, open_sandbox, printed
-from tests.contract.image_registry import registry, saved
+from tests.contract.image_registry import foreign_shell, registry, saved
 from tools.environments import singularity_images
 from tools.environments.base import BackendSettings
 from tools.environments.hosted import tried
 from tools.environments.singularity import SingularityBackend, _refuse_without_limits
 from tools.environments.table import load_backend
-from tools.errors import EnvironmentLost, ImagePullFailed, ImageUnavailable, SetupFailed, ToolError
+from tools.errors import EnvironmentLost, ImagePullFailed, ImageUnavailable, SandboxRefused, SetupFailed, ToolError
 
 ROOT = Path(__file__).parents[2]
 SINGULARITY = SingularityBackend()
@@ -150,6 +150,15 @@ async def test_an_image_of_a_registry_by_its_bare_name(cache: Path, calls: Path,
     await runs(f"{host}/box:1")
     pulls = [line for line in called(calls) if " build " in line]
     assert [line.rpartition(":")[2] for line in pulls] == ["1", "none"]
+
+
+async def test_an_image_for_another_machine_is_refused_at_once(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    shutil.copytree(SHELL, image, symlinks=True)
+    foreign_shell(image / "bin/sh")
+    with pytest.raises(SandboxRefused, match=f"^image {image}: /bin/sh .* this machine, linux/") as caught:
+        await runs(str(image))
+    assert "\n" not in str(caught.value)
 
 
 async def test_images_that_are_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

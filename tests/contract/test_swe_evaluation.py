@@ -238,6 +238,26 @@ async def test_repositories_may_come_from_the_cache(world: World, tmp_path: Path
     assert report.verdict == "resolved", report
 
 
+async def test_a_part_of_a_patch_counts_as_the_whole_and_is_told(tmp_path: Path) -> None:
+    """As it does for the harness: git ends well where it leaves a damaged binary patch out."""
+    instance = replace(read_instance(made.make(CLOCK, tmp_path)), test_command="python3 -m unittest -v")
+    fetch(tmp_path / "cache", [instance])
+    options = EvaluationOptions(
+        backend=load_backend("local"),
+        owner=current_owner("evaluation"),
+        folder=tmp_path / "evaluation",
+        with_image=False,
+        repo_cache=tmp_path / "cache",
+    )
+    icon = patch_of(Path(instance.repo_url), {"icon.png": made.PNG})
+    for end, error in ((None, ""), (-30, "only a part of the patch was applied: error: corrupt binary patch at line")):
+        patch = instance.patch + icon[:end]
+        (report,) = await evaluate([instance], [prediction(CLOCK.instance_id, patch)], options)
+        assert (report.verdict, report.patch_applied) == ("resolved", True), report
+        assert report.error.startswith(error)
+        assert bool(report.error) == bool(error)
+
+
 async def test_the_harness_itself_comes_to_the_same(world: World, tmp_path: Path) -> None:
     rows = [harness_row(row, image_of(world.instances[row["instance_id"]], world.template)) for row in world.rows]
     predictions = [each for each in world.predictions() if each.instance_id != DRAINS.instance_id]

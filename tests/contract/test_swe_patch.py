@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -199,6 +200,25 @@ async def test_files_are_left_out_by_pattern(sandbox: Environment) -> None:
     assert again == result
 
 
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [
+        ("/m.py", ["deep/m.py", "deep/sub/m.py", "src/m.py"]),
+        ("/*.py", ["deep/m.py", "deep/sub/m.py", "src/m.py"]),
+        ("/de*", ["m.py", "src/m.py"]),
+        ("/deep/", ["m.py", "src/m.py"]),
+        ("/deep/*", ["m.py", "src/m.py"]),
+        ("/deep/*.py", ["deep/sub/m.py", "m.py", "src/m.py"]),
+        ("/**/sub/**", ["deep/m.py", "m.py", "src/m.py"]),
+        ("/m", ["deep/m.py", "deep/sub/m.py", "m.py", "src/m.py"]),
+    ],
+)
+async def test_a_pattern_may_begin_at_the_top(sandbox: Environment, pattern: str, left: list[str]) -> None:
+    result = await taken(sandbox, "mkdir -p deep/sub; for d in . src deep deep/sub; do echo >$d/m.py; done", [pattern])
+    assert result.problem == ""
+    assert re.findall(r"^diff --git a/(\S+) ", result.data.decode(), re.MULTILINE) == left
+
+
 async def test_nothing_changed_is_an_empty_patch(sandbox: Environment) -> None:
     assert await taken(sandbox, "touch src/a.py; mkdir build; echo 1 >build/x; echo 1 >a.log") == Patch()
     assert await taken(sandbox, "echo 1 >n; git add n; rm n; git rm -q --cached gone.txt") == Patch()
@@ -300,8 +320,8 @@ async def test_a_pipe_where_git_has_a_file_stops_nothing(sandbox: Environment) -
     nested = f"git init -q n; cd n; echo f >f; git add f; {COMMIT} -m n; cd .."
     await shell(sandbox, f"echo 1 >>src/a.py; {nested}; {make}; mkfifo pipe; rm run.sh; mkfifo run.sh; chmod a-w src")
     result = await take(sandbox, base)
-    assert _named(result) == ["n/f", "src/a.py"]
-    assert "run.sh" in result.problem
+    assert (result.problem, _named(result)) == ("", ["n/f", "run.sh", "src/a.py"])
+    assert b"deleted file mode" in result.data
     assert await shell(sandbox, f"chmod u+w src; ls {' '.join(PIPES)} 2>/dev/null | cat; ls pipe") == "pipe"
 
 
@@ -407,6 +427,76 @@ async def test_what_only_a_submodules_folder_has_is_said(sandbox: Environment) -
     result = await taken(sandbox, f"cd other; echo 2 >f; {COMMIT} -am 2; cd ..")
     assert result.problem == "not in the patch, as only the submodule's own folder has it: other"
     assert _named(result) == ["other"]
+
+
+async def with_submodule(environment: Environment) -> None:
+    await shell(environment, f"git init -q ../lib; cd ../lib; echo 1 >f; git add f; {COMMIT} -m 1; cd ../repo; "
+                f"git -c protocol.file.allow=always submodule --quiet add ../lib lib; {COMMIT} -m lib")  # fmt: skip
+
+
+BREAKING = {
+    "its git directory is gone": "rm -rf .git",
+    "its git directory is elsewhere": "mv .git ../there; echo gitdir: ../there >.git",
+    "a pipe for its HEAD": "rm .git/modules/lib/HEAD; mkfifo .git/modules/lib/HEAD",
+    "a pipe for its own HEAD": "rm lib/.git; mkdir lib/.git; mkfifo lib/.git/HEAD",
+    "a pipe for its HEAD elsewhere": "mv .git/modules/lib ../there; echo gitdir: ../../there >lib/.git; "
+    "rm ../there/config; mkfifo ../there/config; echo x >../there/index",
+    "it leads nowhere": "echo gitdir: /nowhere >lib/.git",
+    "it is empty": "rm lib/.git; mkdir lib/.git",
+    "its index is broken": "echo x >.git/modules/lib/index",
+    "its objects are gone": "rm -r .git/modules/lib/objects/*",
+    "another repository takes its files": "rm -rf .git; git init -q; git add -A",
+    "a repository of the agent's beside it": "echo gitdir: /nowhere >lib/.git; git init -q n; echo 1 >n/f",
+    "files moved into a repository": "mv .git ../there; mkdir -p n; mv gone.txt n/f; git init -q n",
+}
+
+
+@pytest.mark.parametrize("what", BREAKING)
+async def test_a_broken_submodule_stays_what_it_was(sandbox: Environment, what: str) -> None:
+    await with_submodule(sandbox)
+    base = await kept(sandbox)
+    await shell(sandbox, f"echo 1 >>src/a.py; {BREAKING[what]}")
+    result = await take(sandbox, base)
+    assert result.problem == "left as it was, as the submodule's repository is broken: lib"
+    others = {"gone.txt", "n/f"} if "gone.txt" in BREAKING[what] else {"n/f"} if "n/f" in BREAKING[what] else set()
+    assert set(_named(result)) == {"src/a.py", *others}
+
+
+async def test_what_only_stands_for_files_is_in_no_patch(sandbox: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where git adds nothing at all."""
+    base = await kept(sandbox)
+    await shell(sandbox, "git init -q n; echo 1 >n/f; mkdir build; echo 1 >build/b; git add -f build")
+    monkeypatch.setattr(patch, "_ADD", b"echo 'fatal: no more'; exit 128")
+    assert await take(sandbox, base) == Patch(problem="not all could be added: fatal: no more")
+
+
+async def test_what_a_submodule_has_in_no_commit_is_said(sandbox: Environment) -> None:
+    await with_submodule(sandbox)
+    said = "not in the patch, as only the submodule's own folder has it: lib"
+    assert await taken(sandbox, "echo 2 >lib/g") == Patch(problem=said)
+    base = await kept(sandbox)
+    assert await take(sandbox, base) == Patch(), "it was there before"
+    base = await kept(sandbox)
+    await shell(sandbox, "echo 3 >lib/f")
+    assert await take(sandbox, base) == Patch(problem=said)
+
+
+async def test_a_pipe_in_the_place_of_a_file_is_its_deletion(sandbox: Environment) -> None:
+    result = await taken(sandbox, "rm gone.txt run.sh; mkfifo gone.txt untracked; mkdir run.sh; mkfifo run.sh/p")
+    assert (result.problem, _named(result)) == ("", ["gone.txt", "run.sh"])
+    assert result.data.count(b"\ndeleted file mode") == 2
+
+
+@pytest.mark.parametrize("backend", ["local", *ISOLATING])
+async def test_the_folder_itself_may_be_gone(backend: str) -> None:
+    async with open_sandbox(backend) as environment:
+        await shell(environment, MADE)
+        cwd = str(await here(environment))
+        base = await kept(environment)
+        await shell(environment, f"rm -rf {cwd}")
+        result = await take(environment, base)
+    assert result.problem == f"{cwd} was gone: all its files count as deleted"
+    assert len(_named(result)) == result.data.count(b"\ndeleted file mode") == 11
 
 
 async def kept(environment: Environment, *more: str) -> Base:

@@ -1,22 +1,30 @@
 """`python -m benchmarks`: every figure is produced, and is what it says it is. Nothing is said about how fast."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from array import array
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agent.row import decode_row
+from benchmarks.__main__ import _of
+from benchmarks.bench import Bench
 from benchmarks.endpoint import CALLS, SLICES, slices
+from benchmarks.figures import in_flight
 from benchmarks.figures.journal import BATCH, write_run
 from benchmarks.place import ROOT, surroundings
 from benchmarks.report import Figure, lines
 from benchmarks.sizes import QUICK
 from benchmarks.tree import measure
+from tests.e2e.program import wait_until
 from tools.environments.table import BACKENDS
 
 HERE = ("local", "bubblewrap", "docker", "singularity", "ssh")
@@ -130,6 +138,58 @@ def test_figures_that_could_not_be_written_are_refused_before_they_are_taken(tmp
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: --json: {tmp_path / place} cannot be written: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_ends_it_at_once_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    file, environ = tmp_path / "bench.json", surroundings(tmp_path)
+    temp = Path(environ["TMPDIR"])
+    words = ["env", "--default-signal"]  # whoever runs the tests may ignore some
+    words += [sys.executable, "-m", "benchmarks", "--only", "in_flight", "journal", "--json", str(file)]
+    bench = subprocess.Popen(
+        words, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    with bench:
+        try:
+            wait_until(lambda: list(temp.glob("batch-bench-*/temp/batch-sandbox-*")), 120)
+            os.killpg(bench.pid, number)  # as a terminal does
+            said, _ = bench.communicate(timeout=120)
+        finally:
+            bench.kill()
+    assert (bench.returncode, said.decode()) == (128 + number, "")
+    assert list(temp.iterdir()) == []
+    assert not file.exists()
+    assert processes_in(temp) == []
+    assert [owner for owner in Path("/dev/shm").glob("batch-sandbox-*/owner") if str(temp) in text_of(owner)] == []
+
+
+def processes_in(temp: Path) -> list[list[str]]:
+    """Command lines of those that have their temporary files there, or below."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TMPDIR", "").startswith(str(temp)):
+                found.append(process.cmdline())
+    return found
+
+
+def text_of(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # another run's, removed just now
+        return ""
+
+
+def test_what_breaks_while_things_are_put_away_hides_no_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(_: Bench) -> list[Figure]:
+        try:
+            sys.exit(130)
+        finally:
+            Path("/nowhere").rmdir()
+
+    monkeypatch.setattr(in_flight, "measure", measure)
+    with pytest.raises(SystemExit, match="130"):
+        list(_of("in_flight", Bench(QUICK)))
 
 
 BURN = "import time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass\n"

@@ -79,6 +79,9 @@ def test_a_file_of_settings_applies(tmp_path: Path) -> None:
         (["--check_backend", "local", "--container_backend", "docker"], "container_backend is given twice"),
         (["--check_backend", "local", "--volumes", "x"], "volumes: expected HOST:/SANDBOX"),
         (["--check_backend", "local", "--cpus", "0"], "--cpus: expected a number > 0"),
+        (["--check_backend", "local", "--gpus", "all"], "gpus: not with container_backend local, only with docker"),
+        (["--check_backend", "bubblewrap", "--read_only_root"], "read_only_root: not with container_backend bubble"),
+        (["--check_backend", "singularity", "--network", "nosuch"], "network nosuch: not with container_backend sing"),
     ],
 )
 def test_wrong_usage(flags: list[str], said: str, tmp_path: Path) -> None:

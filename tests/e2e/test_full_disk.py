@@ -57,6 +57,29 @@ def test_the_run_stops_and_goes_on_once_there_is_room(
     assert len(merged(bench.directory)) == ROWS
 
 
+@pytest.mark.parametrize("flags", [(), ("--json_summary",)], ids=["text", "json"])
+def test_a_full_run_directory_is_told_once(flags: tuple[str, ...], disk: Path, tmp_path: Path) -> None:
+    ballast, count = disk / "ballast", 20
+    ballast.write_bytes(b"x" * 1_700_000)
+    rules = [{"message": {"content": "x" * 12_000, "reasoning_content": "So."}}]
+    with EndpointProcess(calls=0) as endpoint:
+        bench = Bench(tmp_path, endpoint, prompts(count))
+        endpoint.set_rules(rules)
+        bench.directory = disk / "run"
+        bench.settings["concurrency"] = "2"
+        code, out, err = bench.run(*flags, timeout=WITHIN)
+        assert code == 3, out + err
+        assert err.count("cannot be written") == 1, err
+        assert f"stopped early: {bench.directory}/batch_" in err
+        assert any(line.endswith(" --resume") for line in (out + err).splitlines())
+        done = len(bench.ended())
+        assert 0 < done < count
+        ballast.unlink()
+        asked = bench.asked_by("--resume", "--concurrency=1")
+        assert asked.total() == count - done
+    assert len(merged(bench.directory)) == count
+
+
 @pytest.mark.parametrize("backend", ["local", "bubblewrap"])
 def test_files_that_cannot_be_placed_on_a_disk_with_room_end_their_row_alone(
     backend: str, disk: Path, tmp_path: Path

@@ -20,7 +20,7 @@ from agent.row import Turn
 from agent.trajectory import validate
 from tests.contract.engine_front import engine_front
 from tests.contract.engine_stub import stub_engine
-from tests.e2e.program import Program, journal, merged, read_lines, run_program, wait_until, write_dataset
+from tests.e2e.program import ROOT, Program, journal, merged, read_lines, run_program, wait_until, write_dataset
 from tests.e2e.test_sandboxes import processes_with
 from tests.made_repositories import SUMS, git, make
 
@@ -536,6 +536,26 @@ async def test_images_that_cannot_be_had_are_named_before_a_model_is_asked(tmp_p
     assert not journal(tmp_path / "data" / "r")
 
 
+# --- the example
+
+
+def test_the_example_is_made_once_and_whole(tmp_path: Path) -> None:
+    def made() -> str:
+        script = ROOT / "datagen-config-examples" / "swe_example.sh"
+        run = subprocess.run(["bash", script, "x"], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return run.stdout
+
+    assert made() == ""
+    (first,) = read_lines(tmp_path / "x" / "instances.jsonl")
+    assert "x/instances.jsonl is there already" in made()
+    assert read_lines(tmp_path / "x" / "instances.jsonl") == [first]
+    (tmp_path / "x" / "instances.jsonl").unlink()  # as if it had been cut off
+    assert made() == ""
+    (again,) = read_lines(tmp_path / "x" / "instances.jsonl")
+    assert {**again, "base_commit": first["base_commit"]} == first
+    assert git(Path(again["repo_url"]), "rev-parse", "HEAD").decode().strip() == again["base_commit"]
+
+
 # --- evaluation
 
 
@@ -544,7 +564,8 @@ def test_an_evaluation_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     wait = f"touch {tmp_path}/begun; [ -e {tmp_path}/on ] || sleep {mark}; python3 -m pytest -rA tests"
     asked = instances(tmp_path, 2, test_command=wait)
     commands = turns("sed -i 's/numbers\\[1:\\]/numbers/' sums.py", END)
-    flags = [*asked, "--run_name=r", "--env=local", "--evaluate", model(tmp_path, *commands)]
+    flags = [*asked, "--run_name=r", "--env=local", "--evaluate", "--evaluation_timeout=900"]
+    flags.append(model(tmp_path, *commands))
     with Program(*flags, home=tmp_path, script=SCRIPT) as program:
         wait_until((tmp_path / "begun").exists)
         program.interrupt()

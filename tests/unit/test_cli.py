@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,18 @@ def test_toolsets_in_a_pipe_are_a_line_each(capsys: pytest.CaptureFixture[str]) 
     states = {name: state for name, state, _ in rows}
     assert states["terminal"] == "ready"
     assert states["vision"] == "a model that sees pictures: give --vision_model"
+
+
+@pytest.mark.parametrize("action", ["list_toolsets", "list_distributions"])
+def test_what_a_module_prints_stands_in_no_listing(
+    action: Action, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tmp_path / "mine.py"
+    module.write_text("print('hello')\nTOOLSETS = {'mine': ['terminal']}\nDISTRIBUTIONS = {'own': {'mine': 100}}\n")
+    show(action, {}, page(), RunSettings(tools_module=str(module), json_summary=True))
+    shown = capsys.readouterr()
+    assert {"mine", "own"} & {next(iter(each.values())) for each in json.loads(shown.out)}
+    assert shown.err == "hello\n"
 
 
 @pytest.mark.parametrize("action", ["list_distributions", "list_providers"])
@@ -108,6 +122,24 @@ class Unlike:
         if self._does == "fails":
             raise UsageProblem("say where")
         return ""
+
+
+def test_how_to_mend_a_service_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables = {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST", "daytona": "DAYTONA_API_URL"}
+    monkeypatch.setattr(table, "BACKENDS", {name: table.BACKENDS[name] for name in variables})
+    monkeypatch.setattr(cli, "STATE_SECONDS", 0.3)
+    monkeypatch.setenv("DAYTONA_API_KEY", "key")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name, variable in variables.items():
+            scheme = "http" if name == "daytona" else "tcp"
+            monkeypatch.setenv(variable, f"{scheme}://127.0.0.1:{silent.getsockname()[1]}")
+        show("list_backends", {}, page(), RunSettings(json_summary=True))
+    states = {each["backend"]: each["state"] for each in json.loads(capsys.readouterr().out)}
+    for name, variable in variables.items():
+        assert states[name].startswith("no answer within 0.3 s: ")
+        assert variable in states[name]
 
 
 def test_a_backend_that_hangs_or_breaks_holds_up_no_other(

@@ -232,6 +232,18 @@ async def test_next_key_then_fallback_then_waiting_and_back() -> None:
 
 
 @virtual
+async def test_a_key_that_only_fails_comes_last_until_it_answers() -> None:
+    gate = gate_of([2], 4)
+    broken = Verdict(kind="transient", reason="server_error")
+    assert (await once(gate, broken)).key == 0
+    assert [(await once(gate, OK)).key for _ in range(3)] == [1, 1, 1]
+    assert (await once(gate, broken)).key == 1
+    assert (await once(gate, broken)).key == 0, "one failure each: the first of them"
+    assert (await once(gate, OK)).key == 1
+    await asyncio.gather(*(once(gate, OK) for _ in range(8)))
+
+
+@virtual
 async def test_a_full_model_does_not_spill_over_to_the_fallback() -> None:
     gate = gate_of([1, 1], 8)
     await once(gate, LIMITED)

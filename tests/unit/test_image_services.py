@@ -8,6 +8,7 @@ import pytest
 from tools.base import Picture
 from tools.pictures.image_services import (
     ImageFailed,
+    KeyTurns,
     failure_of,
     find_service,
     lacks_image_service,
@@ -20,6 +21,10 @@ OPENAI, FAL = "https://api.openai.com/v1", "https://fal.run"
 OWN = "http://127.0.0.1:9/v1"
 KEYS = {"OPENAI_API_KEY": "o", "FAL_KEY": "f"}
 PICTURE = Picture("image/png", b"hi")
+LIMIT_REACHED = (
+    "Rate limit reached for gpt-image-1 on images per min. Limit: 5 / min. Please add a payment method to your account "
+    "to increase your rate limit. Visit https://platform.openai.com/account/billing to add a payment method."
+)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,7 @@ def test_a_withheld_picture_is_none() -> None:
         (402, {}, "quota", False),
         (429, {"error": {"message": "slow", "code": "rate_limit_exceeded"}}, "rate_limited", True),
         (429, {"error": {"message": "pay", "code": "insufficient_quota"}}, "quota", False),
+        (429, {"error": {"message": LIMIT_REACHED, "code": "rate_limit_exceeded"}}, "rate_limited", True),
         (
             400,
             {"error": {"message": "by the safety system", "code": "moderation_blocked"}},
@@ -157,7 +163,35 @@ def test_odd_times_to_wait_are_none(header: str) -> None:
 
 
 def test_keys_take_turns() -> None:
-    service = find_service(ToolSettings(), {"FAL_KEY": "a,b"})
-    assert service is not None
-    assert [service.authorization(number)["Authorization"] for number in range(3)] == ["Key a", "Key b", "Key a"]
-    assert service_of(image_base_url=OWN).authorization(0) == {"Authorization": "Bearer k"}
+    turns = KeyTurns(("a", "b", "c"), set())
+    limited = ImageFailed("rate_limited", "slow", again=True)
+    assert [(turns.key, turns.failed(limited)) for _ in range(4)] == [(key, True) for key in "abca"]
+    assert not turns.failed(ImageFailed("bad_request", "no"))
+
+
+def test_keys_that_were_refused_come_last_until_one_is_taken() -> None:
+    refused: set[str] = set()
+    turns = KeyTurns(("a", "b"), refused)
+    assert turns.failed(ImageFailed("quota", "spent"))
+    assert (turns.key, refused) == ("b", {"a"})
+    assert not turns.failed(ImageFailed("auth", "unknown"))
+    turns = KeyTurns(("a", "b", "c"), refused)
+    assert (turns.key, refused) == ("c", {"a", "b"})
+    assert turns.failed(ImageFailed("auth", "unknown"))
+    assert turns.key == "a"
+    turns.taken()
+    assert KeyTurns(("c", "b", "a"), refused).key == "a"
+
+
+def test_a_service_may_need_no_key() -> None:
+    turns = KeyTurns((), set())
+    assert (turns.key, turns.failed(ImageFailed("rate_limited", "slow", again=True)), turns.key) == ("", True, "")
+    assert not turns.failed(ImageFailed("auth", "a key is needed"))
+
+
+def test_headers_that_bring_keys() -> None:
+    fal = find_service(ToolSettings(), {"FAL_KEY": "a,b"})
+    assert fal is not None
+    assert fal.authorization("b") == {"Authorization": "Key b"}
+    own = service_of(image_base_url=OWN)
+    assert (own.authorization("k"), own.authorization("")) == ({"Authorization": "Bearer k"}, {})

@@ -32,13 +32,19 @@ def a_row(task_id: str, sample_index: int = 0, **changes: Any) -> Row:
         ("a__s1", 0, "a%5F_s1"),
         ("a__s1", 1, "a%5F_s1__s1"),
         ("x" * 150, 0, "x" * 150),
+        (".", 0, "%2E"),
+        ("..", 0, "%2E%2E"),
+        ("..", 1, "%2E%2E__s1"),
+        ("...", 0, "..."),
+        ("%2E", 0, "%252E"),
     ],
 )
 def test_names_of_files(task_id: str, sample: int, name: str) -> None:
     assert file_name(task_id, sample) == name
 
 
-TASKS = st.tuples(st.text(min_size=1) | st.sampled_from(["é" * 80, "é" * 80 + "1", "a", "a__s1"]), st.integers(0, 3))
+IDS = ["é" * 80, "é" * 80 + "1", "a", "a__s1", ".", "..", "%2E"]
+TASKS = st.tuples(st.text(min_size=1) | st.sampled_from(IDS), st.integers(0, 3))
 
 
 @given(TASKS, TASKS)
@@ -46,6 +52,7 @@ def test_names_are_short_safe_and_each_its_own(one: tuple[str, int], other: tupl
     names = [file_name(*task) for task in (one, other) if _is_text(task[0])]
     for name in names:
         assert 0 < len(name) <= 150
+        assert name not in (".", "..")
         assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-%")
     assert len(set(names)) == len({task for task in (one, other) if _is_text(task[0])})
 

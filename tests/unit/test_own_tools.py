@@ -123,6 +123,23 @@ async def test_arguments_are_typed_repaired_and_refused(tmp_path: Path) -> None:
         assert told in (await call(tool, **wrong))["error"]
 
 
+def test_defaults_that_are_of_their_types(tmp_path: Path) -> None:
+    text = """
+class Colour(enum.Enum):
+    RED = "red"
+@dataclass
+class Place:
+    name: str = "x"
+def f(
+    a: float = 1, b: int = None, c: Colour = Colour.RED, d: Place = Place(), e: tuple[int, ...] = (1,),
+    g: set[int] = {1}, h: dict[str, Place] = {"x": Place()}, i: bytes = b"x", j: Any = "x",
+):
+    'D.'
+TOOLS = [f]
+"""
+    assert tools_of(tmp_path, text)["f"].spec.parameters["required"] == []
+
+
 def test_docstrings() -> None:
     assert read_docstring("Does.\n\nArgs:\n    a: One.\n    b:\n        Two.\n\nRaises:\n    ValueError: no.") == (
         "Does.",
@@ -367,6 +384,11 @@ def test_a_module_may_have_distributions_alone(tmp_path: Path) -> None:
             "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module' (line",
         ),
         ("raise SystemExit(3)", "cannot be loaded: SystemExit: 3"),
+        ("\nimport os\nos._exit(0)", "cannot be loaded: SystemExit: os._exit(0) (line"),
+        ("def f(a: int = 'x'):\n    'D.'\nTOOLS = [f]", "f: parameter a: its default 'x' is none of its type: Expec"),
+        ("def f(a: Literal['y'] = 'x'):\n    'D.'\nTOOLS = [f]", "f: parameter a: its default 'x' is none of its type"),
+        ("def f(a: Annotated[int, Meta(ge=1)] = 0):\n    'D.'\nTOOLS = [f]", "f: parameter a: its default 0 is none"),
+        ("def f(a: list[int] = ['x']):\n    'D.'\nTOOLS = [f]", "f: parameter a: its default ['x'] is none of"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_one_line(text: str, told: str, tmp_path: Path) -> None:

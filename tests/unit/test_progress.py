@@ -9,6 +9,7 @@ import re
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from batch.progress import (
@@ -63,12 +64,14 @@ def test_the_plain_line_says_everything() -> None:
             checkpoint_age=3.2,
             cooling=11.6,
             cooling_reason="rate limit of m",
+            held_to=5.2,
         ),
         Pace(3.14159, 3725.0),
         83.0,
     )
     assert text == (
         "[0:01:23] 100/200 prompts (50%), completed 98, failed 2, running 16, 4 of 16 requests at once, "
+        "held to 5.2 requests/s, "
         "1.23k tool calls, 5.6M tokens, $0.52, "
         "3.1 calls/s, ETA 1:02:05, checkpoint 3 s ago, waiting 12 s (rate limit of m)"
     )
@@ -191,6 +194,12 @@ def report() -> RunReport:
         files={"trajectories": "data/r/trajectories.jsonl"},
         resume="python batch_runner.py --resume",
     )
+
+
+def test_the_summary_names_sandboxes_that_are_still_there() -> None:
+    stream = io.StringIO()
+    print_summary(msgspec.structs.replace(report(), left=("a", "b")), stream)
+    assert "left       2 sandboxes: a, b\n" in stream.getvalue()
 
 
 def test_the_summary_as_text() -> None:

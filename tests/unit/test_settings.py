@@ -217,6 +217,11 @@ max_cost: null
     assert load(yaml_file(tmp_path, "network: off")).network == "none"
 
 
+def test_docker_calls_the_usual_network_default(tmp_path: Path) -> None:
+    given = (load("--network=default"), load(yaml_file(tmp_path, "network: default")))
+    assert [each.network for each in (*given, load(BATCH_RUNNER_NETWORK="default"))] == ["on"] * 3
+
+
 def test_an_empty_config_file_says_nothing(tmp_path: Path) -> None:
     assert load(yaml_file(tmp_path, "# nothing\n")) == load()
 

@@ -327,6 +327,7 @@ def test_choosing(choice: dict[str, Any], numbers: list[int]) -> None:
         ({"slice": "1:9:2"}, "--slice '1:9:2' is not of the form A:B"),
         ({"slice": "a:b"}, "is not of the form A:B"),
         ({"slice": "5"}, "is not of the form A:B"),
+        ({"ids": ["bob__repo-1 ann__repo-0"]}, "'bob__repo-1 ann__repo-0' is no id: commas stand between ids"),
         ({"ids": ["bob__rpo-1"]}, "--instance_ids: there is no 'bob__rpo-1'; the nearest is bob__repo-1"),
     ],
 )

@@ -2,16 +2,19 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swe.predictions import KEYS, Checked, read_predictions, validate_predictions, write_predictions
+from swe.program import invoke
 from swe.types import Instance, Prediction
+from tests.made_repositories import patch_of
 from tools.errors import UsageProblem
 
 PATCH = """\
@@ -189,6 +192,34 @@ class TestChecked:
         faults = validate_predictions(put(tmp_path / "p.jsonl", prediction(patch=patch)), None, None).faults
         assert len(faults) == 1
         assert faults[0].startswith("o__r-1: the patch cannot be applied: error: ")
+
+    @pytest.mark.parametrize("cut", [lambda text: text[:-30], lambda text: text.replace("zcmV", "zcmW", 1)])
+    @pytest.mark.parametrize("where", ["nowhere", "cache"])
+    def test_what_git_tells_and_passes_over_is_a_fault(
+        self, tmp_path: Path, instance: Instance, where: str, cut: Callable[[str], str]
+    ) -> None:
+        binary = random.Random(1).randbytes(300)
+        patch = PATCH.replace("+th", "+error: th ") + patch_of(tmp_path / "work", {"b.bin": binary})
+        cache = tmp_path / where if where == "cache" else None
+        whole = put(tmp_path / "whole.jsonl", prediction(patch=patch))
+        assert validate_predictions(whole, [instance], cache).faults == []
+        assert cut(patch) != patch
+        damaged = put(tmp_path / "damaged.jsonl", prediction(patch=cut(patch)))
+        (fault,) = validate_predictions(damaged, [instance], cache).faults
+        assert fault.startswith("o__r-1: the patch cannot be applied: error: ")
+
+    @pytest.mark.parametrize(("name", "text"), [("p.jsonl", ""), ("p.json", "{}"), ("p.json", "[]")])
+    def test_a_file_without_predictions_is_not_ready(self, tmp_path: Path, name: str, text: str) -> None:
+        (tmp_path / name).write_text(text)
+        assert validate_predictions(tmp_path / name, None, None).faults == ["it holds no predictions"]
+        assert len(validate_predictions(tmp_path / name, [Instance(instance_id="a")], None).faults) == 2
+
+    def test_what_a_file_holds_reaches_no_terminal_as_it_is(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = put(tmp_path / "p.jsonl", *[prediction("a\x1b[2J\nready to submit\u202e")] * 2)
+        assert invoke([f"--validate_predictions={path}"]) == 2
+        assert capsys.readouterr().out == f"{path}: 1 fault\na [2J ready to submit : 2 predictions\n"
 
     def test_a_patch_is_tried_where_the_repository_is(self, tmp_path: Path, instance: Instance) -> None:
         cache = tmp_path / "cache"

@@ -12,10 +12,13 @@ from agent.outcome import RolloutPolicy
 from agent.prompt import Prompt
 from agent.rollout import offered_tools
 from batch.cli import help_text
+from batch.dataset import Dataset
 from batch.options import by_name
 from batch.rows import RowProblem, parse_row
 from batch.settings import RunSettings, manifest, recorded, resume_command, run_directory, run_options
+from swe.git import refusal_of
 from swe.kind import SWE
+from swe.patch import excluding
 from swe.program import page
 from swe.settings import LEFT_OUT, SweSettings, load_settings, swe_options
 from swe.steps import patch_path
@@ -70,12 +73,47 @@ def test_the_originals_flags_are_known() -> None:
         (["--task=x", "--distribution=default"], "unknown flag --distribution"),
         (["--task=x", "--dataste=d"], "did you mean --dataset?"),
         (["--dataset=d", "--model=m"], "no run_name"),
+        ([*DATASET, "--instance_ids="], "instance_ids is empty: leave it out to choose all"),
+        ([*DATASET, "--instance_ids", " , "], "instance_ids is empty"),
+        ([*DATASET, "--filter="], "filter is empty"),
+        ([*DATASET, "--slice", ""], "slice is empty"),
+        ([*DATASET, "--split="], "split is empty"),
+        ([*DATASET, "--finalize", "--filter="], "filter is empty"),
+        ([*DATASET, "--instance_ids", "a", "b"], "'b': commas stand between the values of --instance_ids"),
+        (["--task=x", "--exclude=tests/**,../x"], "exclude: '../x' names nothing in the repository"),
+        (["--task=x", "--exclude=a/../../b"], "exclude: 'a/../../b' names nothing"),
+        (["--task=x", "--exclude=/"], "exclude: '/' names nothing"),
+        (["--task=x", "--exclude=//"], "exclude: '//' names nothing"),
+        (["--task=x", "--exclude=//m.py"], "exclude: '//m.py' names nothing"),
+        (["--task=x", "--exclude=\ud800"], "exclude: '\\ud800' names nothing"),
     ],
 )
 def test_mistakes_are_named(argv: list[str], problem: str) -> None:
     with pytest.raises(UsageProblem) as caught:
         load_settings([*argv, "--model=m"] if "--model=m" not in argv else argv, {})
     assert problem in str(caught.value)
+
+
+def test_an_empty_choice_is_none_wherever_it_stands(tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="instance_ids is empty"):
+        load(base=DATASET, MINI_SWE_RUNNER_INSTANCE_IDS="")
+    config = tmp_path / "c.yaml"
+    config.write_text("instance_ids: []\nexclude: [ok, '']\n")
+    with pytest.raises(UsageProblem, match="instance_ids is empty"):
+        load(f"--config={config}", base=DATASET)
+    with pytest.raises(UsageProblem, match="exclude: '' names nothing"):
+        load(f"--config={config}", "--instance_ids=a", base=DATASET)
+
+
+def test_patterns_of_the_top_directory_are_taken() -> None:
+    given = ("/m.py", "/t/**", "a..b/x", "..x", "/*.py", "build/", "it s", ":(x)", "!x")
+    assert load(f"--exclude={','.join(given)}").exclude == given
+
+
+async def test_a_pattern_that_git_does_not_take_is_refused_before_anything_is_spent() -> None:
+    assert refusal_of([spec for each in ("/m.py", "/t/**", "tests", "**/x", ":(x)") for spec in excluding(each)]) == ""
+    with pytest.raises(UsageProblem, match=r"exclude: fatal: .*'\.\./x' is outside"):
+        await SWE.prepare(SweSettings(exclude=("tests", "../x")), Dataset.of_prompt("x"), "local")
 
 
 def test_the_environment_has_a_prefix_of_its_own() -> None:

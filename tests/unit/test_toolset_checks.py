@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from batch.invocation import run
 from batch.manifest import Invocation, begun
 from batch.plan import Plan, file_sha, make_plan
 from batch.settings import load_settings, manifest
@@ -65,6 +66,23 @@ def test_what_is_done_without_is_known_and_so_are_rows_without_any_tool(planned:
     assert plan.toolless == 2
     plan = planned(rows, "--enabled_toolsets=image_gen", "--allow_missing_toolsets")
     assert plan.toolless == 3
+
+
+def test_a_dry_run_says_what_is_done_without(planned: Planned, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--enabled_toolsets=file,image_gen", "--allow_missing_toolsets"]
+    for rows, more, told in (
+        ([["vision"], []], ["--json_summary"], "; 1 row has no tool left\n"),
+        ([[]], [], "\n"),
+        ([[]], ["--quiet"], ""),
+    ):
+        plan = planned(rows, *flags, *more)
+        assert run(plan.settings, [], {}) == 0
+        shown = capsys.readouterr()
+        assert shown.err == (f"warning: {plan.absence}\n" if told else "")
+        assert plan.absence.startswith("not offered: image_gen lacks a service that makes pictures")
+        assert shown.err.endswith(told)
+        assert "not offered" not in shown.out
+    assert planned([["terminal"]], *flags).absence == ""
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ SWITCHES = (
     *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
     "--disable-auto-reload",  # of a page that could not be opened, in the middle of what comes next
-    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",  # nothing goes around the gateway
+    # Nothing goes around the gateway: no packet of WebRTC (newer Chromium knows the first name, older the second), no
+    # question to a name server, nor what the browser itself would ask of its maker.
+    *(f"--{name}=disable_non_proxied_udp" for name in ("webrtc-ip-handling-policy", "force-webrtc-ip-handling-policy")),
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 )
 
 

@@ -40,6 +40,7 @@ _FUNCTION = re.compile(r"\s*(async\s+)?function\b")  # a statement, unless it is
 _FIRST_REF = re.compile(r"\[ref=((?:f\d+)?)e\d+\]")
 _BLANK = "about:blank"
 _LEFT = "Execution context was destroyed"  # in an error: another page came in the place of the one that was asked
+_NO_FRAME = "Invalid frame in aria-ref selector"  # in an error: the frame that a ref names is gone, with all its refs
 
 _KEY_NAMES = (
     *("Enter", "Escape", "Tab", "Space", "Backspace", "Delete", "Home", "End", "PageUp", "PageDown"),
@@ -401,9 +402,18 @@ async def _element(tab: Tab, text: str) -> "Locator":
         raise ToolError(f"{text[:100]!r} is no ref; one looks like @e12 and stands in the snapshot as [ref=e12]")
     frame = "" if ref.startswith("f") else tab.session.main_frame  # one without a frame means the page's own
     element = tab.page.locator(f"aria-ref={frame}{ref}")
-    if not await element.count():
+    if not await _is_there(element):
         raise ToolError(f"There is no element @{ref} on the page as it is now; browser_snapshot shows which there are")
     return element
+
+
+async def _is_there(element: "Locator") -> bool:
+    try:
+        return bool(await element.count())
+    except playwright_error() as error:
+        if _NO_FRAME not in str(error):
+            raise
+        return False
 
 
 async def type_text(context: ToolContext, arguments: TypeArguments) -> dict[str, Any]:

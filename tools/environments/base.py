@@ -172,6 +172,17 @@ class Outspoken(Protocol):
 
 
 @runtime_checkable
+class Rented(Protocol):
+    """A backend whose sandboxes are paid for as long as they are there."""
+
+    def unremoved(self) -> tuple[str, ...]:
+        """Names of those that could not be removed, each told once; nobody else will try it before the next `reap`."""
+
+    async def remove(self, name: str) -> bool:
+        """Tries it again, within a bound: whether there is none of that name now."""
+
+
+@runtime_checkable
 class Lenient(Protocol):
     """A backend whose `check` also says what keeps no run from starting."""
 

@@ -10,7 +10,7 @@ import math
 import posixpath
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class DaytonaBackend:
 
     def __init__(self) -> None:
         self._clients = Clients()
+        self._unremoved: list[str] = []
 
     async def check(self) -> str:
         """See `Backend.check`: the service is asked."""
@@ -79,7 +80,7 @@ class DaytonaBackend:
         if spec.limits.network not in ("on", "none"):
             raise SandboxRefused(f"the daytona backend has no network {spec.limits.network!r}: on or none")
         async with self._clients.use() as client, AsyncExitStack() as stack:
-            sandbox = await _made(client, spec, stack)
+            sandbox = await _made(client, spec, stack, self._unremoved.append)
             place = Place(spec, sandbox)
             stack.push_async_callback(lambda: to_the_end(place.close()))
             environment = await place.environment()
@@ -96,9 +97,24 @@ class DaytonaBackend:
                     async with asyncio.timeout(_REAP_SECONDS):
                         found = await _listed(client)
                 stale = [sandbox for sandbox in found if is_stale(sandbox.labels, time.time())]
-                return sum(await asyncio.gather(*(_deleted(sandbox) for sandbox in stale)))
+                gone = await asyncio.gather(*(_deleted(sandbox) for sandbox in stale))
         except RowFailed:
             return 0
+        self._unremoved += [sandbox.name for sandbox, is_gone in zip(stale, gone, strict=True) if not is_gone]
+        return sum(gone)
+
+    def unremoved(self) -> tuple[str, ...]:
+        """See `Rented`."""
+        names, self._unremoved[:] = tuple(self._unremoved), ()
+        return names
+
+    async def remove(self, name: str) -> bool:
+        """See `Rented`."""
+        try:
+            async with self._clients.use() as client:
+                return await _deleted_by_name(client, name)
+        except RowFailed:
+            return False
 
 
 DAYTONA: Backend = DaytonaBackend()
@@ -132,8 +148,11 @@ def whole(limits: Limits) -> tuple[int, int]:
     return max(1, math.ceil(limits.cpus)), max(1, math.ceil(limits.memory_mb / 1024))
 
 
-async def _made(client: "AsyncDaytona", spec: EnvironmentSpec, stack: AsyncExitStack) -> "AsyncSandbox":
-    """A sandbox that `stack` deletes, also if its making is interrupted: the service may still be at it.
+async def _made(
+    client: "AsyncDaytona", spec: EnvironmentSpec, stack: AsyncExitStack, left: Callable[[str], None]
+) -> "AsyncSandbox":
+    """A sandbox that `stack` deletes, also if its making is interrupted: the service may still be at it. `left` is told
+    its name if that fails.
 
     Raises ImageUnavailable, ImagePullFailed, SetupFailed, SetupTimeout.
     """
@@ -141,13 +160,17 @@ async def _made(client: "AsyncDaytona", spec: EnvironmentSpec, stack: AsyncExitS
     making = asyncio.ensure_future(client.create(request(spec, name), timeout=_MAKE_SECONDS))
 
     async def remove() -> None:
-        with suppress(RowFailed):
+        is_gone = False
+        try:
             await asyncio.wait({making}, timeout=_REMOVE_SECONDS)
             if making.done() and not making.cancelled() and not making.exception():
-                await _deleted(making.result())
+                is_gone = await _deleted(making.result())
             else:
                 making.cancel()
-                await _deleted_by_name(client, name)
+                is_gone = await _deleted_by_name(client, name)
+        finally:
+            if not is_gone:
+                left(name)
 
     stack.push_async_callback(lambda: to_the_end(remove()))
     try:
@@ -247,9 +270,11 @@ async def _listed(client: "AsyncDaytona", most: int = 0) -> "list[AsyncSandbox]"
 
 
 async def _deleted(sandbox: "AsyncSandbox") -> bool:
-    """Whether the service has taken it on itself, within a bound."""
+    """Whether the service has taken it on itself, or has none of it, within a bound."""
+    from daytona import DaytonaNotFoundError  # noqa: PLC0415 - an optional package, imported when used
+
     try:
-        with service_errors():
+        with service_errors(), suppress(DaytonaNotFoundError):
             async with asyncio.timeout(_REMOVE_SECONDS):
                 await sandbox.delete(timeout=_REMOVE_SECONDS)
     except RowFailed:
@@ -257,10 +282,18 @@ async def _deleted(sandbox: "AsyncSandbox") -> bool:
     return True
 
 
-async def _deleted_by_name(client: "AsyncDaytona", name: str) -> None:
-    with suppress(RowFailed), service_errors():
-        async with asyncio.timeout(_REMOVE_SECONDS):
-            await _deleted(await client.get(name))
+async def _deleted_by_name(client: "AsyncDaytona", name: str) -> bool:
+    """As `_deleted`."""
+    from daytona import DaytonaNotFoundError  # noqa: PLC0415 - an optional package, imported when used
+
+    try:
+        with service_errors():
+            async with asyncio.timeout(_REMOVE_SECONDS):
+                return await _deleted(await client.get(name))
+    except EnvironmentLost as lost:
+        return isinstance(lost.__cause__, DaytonaNotFoundError)
+    except RowFailed:
+        return False
 
 
 def is_stale(labels: Mapping[str, str], now: float) -> bool:

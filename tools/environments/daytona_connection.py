@@ -4,6 +4,7 @@ Keys come from DAYTONA_API_KEY alone; DAYTONA_API_URL and DAYTONA_TARGET (a regi
 """
 
 import asyncio
+import json
 import os
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -82,7 +83,7 @@ async def _closed(client: "AsyncDaytona") -> None:
 
 
 class Unreachable(EnvironmentLost):
-    """The service itself does not answer."""
+    """The service itself does not answer, or something else does."""
 
 
 @contextmanager
@@ -98,7 +99,36 @@ def service_errors() -> Iterator[None]:
     except (daytona.DaytonaConnectionError, daytona.DaytonaTimeoutError, TimeoutError) as error:
         raise Unreachable(f"daytona: {api_url()} cannot be reached or does not answer ({said(error)})") from error
     except (daytona.DaytonaError, OSError) as error:
+        if strange := _not_the_services(error):
+            raise Unreachable(
+                f"daytona: {api_url()} does not answer as the service ({strange}): is it up, and DAYTONA_API_URL right?"
+            ) from error
         raise EnvironmentLost(f"daytona: {said(error)}") from error
+
+
+def _not_the_services(error: BaseException) -> str:
+    """What an answer is that the service itself would not give, such as a proxy's; "" of all others."""
+    from pydantic import ValidationError  # noqa: PLC0415 - it comes with the optional package
+
+    cause: BaseException | None = error
+    while cause:
+        if isinstance(cause, ValidationError):
+            return "not what its API says"
+        status, body = (getattr(cause, name, None) for name in ("status", "body"))
+        if isinstance(status, int) and (status == 404 or status >= 500) and not _has_message(body):
+            return f"status {status}"
+        cause = cause.__cause__
+    return ""
+
+
+def _has_message(body: object) -> bool:
+    """Whether an answer's body is an error as the service words it: a JSON object with a text in it."""
+    try:
+        found = json.loads(str(body))
+    except ValueError:
+        return False
+    texts = (found.get("message"), found.get("error")) if isinstance(found, dict) else ()
+    return any(isinstance(text, str) and text for text in texts)
 
 
 def said(error: BaseException) -> str:

@@ -39,12 +39,13 @@ from tools.environments.docker_engine import (
     Clients,
     EngineChannel,
     EngineStream,
+    NotAnEngine,
     engine_errors,
     open_channel,
     uninterrupted,
 )
 from tools.environments.docker_host import connected, is_here, not_running
-from tools.environments.docker_images import PULL_SECONDS, Images, platform_of
+from tools.environments.docker_images import FOREIGN, PULL_SECONDS, Images, for_another, object_of, platform_of
 from tools.environments.owner import LABEL, decode, is_dead
 from tools.environments.shell import ShellEnvironment
 from tools.errors import EnvironmentLost, ImagePullFailed, SandboxRefused, SetupFailed, SetupTimeout
@@ -86,6 +87,8 @@ class DockerBackend:
                     await self._refuse_what_it_lacks(engine)
         except SetupFailed as problem:
             return str(problem)
+        except NotAnEngine as problem:
+            return str(problem)
         except (EnvironmentLost, TimeoutError) as problem:
             return not_running(self.name, str(problem) or f"no answer within {_CHECK_SECONDS[self.name]:g} s")
         return ""
@@ -95,7 +98,9 @@ class DockerBackend:
         refuse_without_limits(self.name, info)
         refuse_without_gpus(self.name, info, self._settings.gpus)
         network = self._settings.network
-        if network not in ("on", "none") and network not in {each["Name"] for each in await engine.networks.list()}:
+        if network in ("on", "none"):
+            return
+        if network not in {object_of(each).get("Name") for each in await engine.networks.list()}:
             raise SandboxRefused(f"network {network!r}: {self.name} has none of that name (see {self.name} network ls)")
 
     async def prepare(self, image: str) -> None:
@@ -126,12 +131,13 @@ class DockerBackend:
             with _start_errors(self.name):
                 async with asyncio.timeout(_START_SECONDS):
                     container = await _created(engine, config, stack)
-                    user = self._settings.container_user or (image.get("Config") or {}).get("User") or "root"
+                    own_user = object_of(image.get("Config") or {}).get("User")
+                    user = self._settings.container_user or str(own_user or "root")
                     opened = not is_for_root(spec, user)
                     if opened and not self._settings.read_only_root:
                         await container.put_archive("/", writable_workspace())  # type: ignore[no-untyped-call]
                     sandbox = Sandbox(self.name, spec, container)
-                    environment = await sandbox.started(stack, user, _strangeness(image, info))
+                    environment = await sandbox.started(stack, user, _strangeness(image, info), platform_of(info))
                     if opened and self._settings.read_only_root:
                         await sandbox.open_workspace()
                     stack.push_async_callback(sandbox.end)
@@ -147,7 +153,7 @@ class DockerBackend:
                 with engine_errors(self.name):
                     async with asyncio.timeout(_CHECK_SECONDS[self.name]):
                         containers = await engine.containers.list(all=1, filters=json.dumps({"label": [LABEL]}))
-                stale = [container for container in containers if is_stale(container["Labels"], time.time())]
+                    stale = [each for each in containers if is_stale(object_of(each["Labels"] or {}), time.time())]
                 return sum(await asyncio.gather(*(_removed(container) for container in stale)))
         except (SetupFailed, EnvironmentLost):
             return 0
@@ -193,12 +199,14 @@ def _start_errors(name: str) -> Iterator[None]:
     try:
         with engine_errors(name):
             yield
+    except NotAnEngine:
+        raise
     except EnvironmentLost as lost:
         cause = lost.__context__
         if isinstance(cause, TimeoutError):
             raise SetupTimeout(f"{name} took too long to start a container") from None
         if isinstance(cause, DockerError) and cause.status in range(400, 600):
-            is_hopeless = cause.status == 400 or _HOPELESS.search(str(lost))
+            is_hopeless = cause.status == 400 or _HOPELESS.search(str(lost)) or FOREIGN.search(str(lost))
             raise (SandboxRefused if is_hopeless else SetupFailed)(str(lost)) from None
         raise
 
@@ -210,7 +218,9 @@ class DockerEnvironment(ShellEnvironment):
 
     def read(self, path: str) -> AsyncIterator[bytes]:
         """See `Environment.read`."""
-        return archived_file(self.catless, os.fsdecode(self._path(path))) if self.catless else super().read(path)
+        if self.catless:
+            return archived_file(self.catless, os.fsdecode(self._path(path)), self.backend)
+        return super().read(path)
 
 
 class Sandbox:
@@ -223,10 +233,11 @@ class Sandbox:
         self.ending = asyncio.Event()
         self._channels: list[EngineChannel] = []
 
-    async def started(self, stack: AsyncExitStack, user: str, strangeness: str) -> ShellEnvironment:
+    async def started(self, stack: AsyncExitStack, user: str, strangeness: str, here: str) -> ShellEnvironment:
         """Starts the container, its main shell's streams in our hands from the first byte on, until `stack` ends them.
 
-        Raises SetupFailed if no shell runs in it, SandboxRefused if `strangeness` says why.
+        Raises SetupFailed if no shell runs in it, SandboxRefused if `strangeness` says why or its programs are not for
+        `here`, the engine's machine.
         """
         image = self._spec.image or DEFAULT_IMAGE
         main = EngineStream(self._container.attach(stdin=True, stdout=True, stderr=True))
@@ -236,6 +247,8 @@ class Sandbox:
         try:
             home, temp, cat = (await main.lines_before("ready"))[-3:]
         except EnvironmentLost as lost:
+            if not strangeness and FOREIGN.search(str(lost)):
+                strangeness = for_another(f"the engine's machine, {here}")
             if strangeness:
                 raise SandboxRefused(f"image {image}: /bin/sh does not run in it: {strangeness}") from None
             raise SetupFailed(f"image {image}: /bin/sh does not run in it ({lost})") from None
@@ -261,7 +274,7 @@ class Sandbox:
                 pass
         finally:
             await stream.close()
-        if (await execution.inspect())["ExitCode"]:
+        if (await execution.inspect()).get("ExitCode"):
             raise SandboxRefused(f"image {self._spec.image}: read_only_root for an ordinary user takes a `chmod` in it")
 
     async def open_channel(self) -> EngineChannel:

@@ -2,11 +2,13 @@
 
 import asyncio
 import ssl
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from tools.environments.docker_images import one_line
+from tools.environments.docker_host import not_an_engine
+from tools.environments.docker_images import Misread, object_of, one_line
 from tools.environments.script import KILL
 from tools.errors import EnvironmentLost
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     Connect = Callable[[], AbstractAsyncContextManager[Docker]]
 
 _KILL_SECONDS = 10.0
-
+# What aiodocker raises of an answer that it cannot read.
+_MISREAD = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 # Podman says `container=podman` to every program.
 _CHANNEL = "unset container; exec /bin/sh"
@@ -67,9 +70,12 @@ class Clients:
                 await uninterrupted(shared.close(), 5)
 
     async def info(self, client: "Docker", *, again: bool = False) -> Mapping[str, Any]:
-        """The engine's `info`, asked once: it takes 15 ms, and 300 of podman."""
+        """The engine's `info`, asked once: it takes 15 ms, and 300 of podman. Raises what `engine_errors` knows."""
         if again or not self._info:
-            self._info = await client.system.info()
+            info = object_of(await client.system.info())
+            if not {"MemoryLimit", "OSType"} & info.keys():  # any engine says so much of itself
+                raise Misread
+            self._info = info
         return self._info
 
 
@@ -207,9 +213,14 @@ def _half_close(transport: "Transport") -> None:
             protocol._process_outgoing()
 
 
+class NotAnEngine(EnvironmentLost):
+    """What answers at the engine's address is none, or something between here and there answered for it."""
+
+
 @contextmanager
 def engine_errors(name: str = "docker") -> Iterator[None]:
-    """Whatever the engine `name` answers, or that it does not, as EnvironmentLost in one line."""
+    """Whatever the engine `name` answers, or that it does not, as EnvironmentLost in one line: NotAnEngine for what no
+    engine says."""
     import aiohttp  # noqa: PLC0415 - heavy, imported when used
     from aiodocker import DockerError  # noqa: PLC0415 - an optional package, imported when used
 
@@ -218,6 +229,23 @@ def engine_errors(name: str = "docker") -> Iterator[None]:
     except TimeoutError:
         raise EnvironmentLost(f"{name} did not answer in time") from None
     except DockerError as error:
+        if not _is_said(error.message):
+            raise NotAnEngine(not_an_engine(name)) from None
         raise EnvironmentLost(f"{name}: {one_line(error.message)}") from None
     except (aiohttp.ClientError, OSError) as error:
         raise EnvironmentLost(f"{name}: {one_line(str(error)) or type(error).__name__}") from None
+    except (Misread, *_MISREAD) as error:
+        if not isinstance(error, Misread) and not _is_aiodockers(error):
+            raise  # a fault of our own
+        raise NotAnEngine(not_an_engine(name)) from None
+
+
+def _is_said(message: object) -> bool:
+    """Whether an engine words its errors so: not as an object, a page, or nothing at all."""
+    return isinstance(message, str) and bool(message.strip()) and not message.lstrip().startswith("<")
+
+
+def _is_aiodockers(error: BaseException) -> bool:
+    """Whether it was raised while aiodocker made sense of an answer."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__", "").split(".")[0] == "aiodocker" for frame in frames)

@@ -4,6 +4,7 @@ Variables: https://docs.docker.com/reference/cli/docker/#environment-variables, 
 """
 
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -35,6 +36,13 @@ _SCHEMES = ("unix", "tcp", "http", "https", "ssh", "npipe")
 def not_running(name: str, detail: str = "") -> str:
     """How to mend that the engine of this name does not answer, in one line."""
     return f"{name} is not running: {_TO_START[name]}" + (f" ({detail})" if detail else "")
+
+
+def not_an_engine(name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """What is at the engine's address says other things than its API has: how to mend that, in one line."""
+    place = re.sub("//.*@", "//", _url(name, environ))[:200]  # there may be a password
+    where = f"{name} at {place}" if place else name
+    return f"{where} does not answer as an engine: see what listens there, or set {_VARIABLES[name]} to one's address"
 
 
 @asynccontextmanager

@@ -32,7 +32,20 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "i386": "386", "armv7l": "arm", "armv6l": "arm"}
+FOREIGN = re.compile("exec format error", re.IGNORECASE)
+"""What a kernel says of a program for another kind of processor, or of a file that is none."""
 _RATE_LIMIT = re.compile(r"toomanyrequests|rate limit", re.IGNORECASE)
+
+
+class Misread(Exception):
+    """An answer of the engine is not what its API says: something else may stand at its address."""
+
+
+def object_of(answer: Any) -> dict[str, Any]:
+    """The JSON object that was answered. Raises Misread."""
+    if not isinstance(answer, dict):
+        raise Misread
+    return answer
 
 
 def is_refusal(trouble: str) -> bool:
@@ -61,7 +74,7 @@ class Images:
         """What the engine knows of `image` (its `images/NAME/json`), pulled within the time where it has to be.
 
         Raises ImageUnavailable for a name that does not exist or may not be pulled, ImagePullFailed for what another
-        try can mend.
+        try can mend, and what `engine_errors` knows.
         """
         if not _NAME.fullmatch(image):
             raise ImageUnavailable(f"{image[:200]!r} is not the name of an image")
@@ -94,17 +107,22 @@ def platform_of(known: Mapping[str, Any]) -> str:
     return f"{system}/{_MACHINES.get(machine, machine)}" if machine and system else ""
 
 
+def for_another(machine: str) -> str:
+    """Says of an image why its shell is no program for that machine, and what to do."""
+    return f"it is no program for {machine}: take an image for that, or install emulation (binfmt)"
+
+
 async def _inspect(engine: "Docker", image: str) -> dict[str, Any]:
     """The engine's description of a local image, or {}."""
     from aiodocker import DockerError  # noqa: PLC0415 - an optional package, imported when used
 
     try:
-        return dict(await engine.images.inspect(image))
+        return object_of(await engine.images.inspect(image))
     except DockerError as error:
         if error.status == 404:
             return {}
-        if error.status in (400, 500) and _REFUSED.search(error.message):
-            raise ImageUnavailable(f"image {image}: {one_line(error.message)}") from None
+        if error.status in (400, 500) and _REFUSED.search(str(error.message)):
+            raise ImageUnavailable(f"image {image}: {one_line(str(error.message))}") from None
         raise
 
 
@@ -137,16 +155,18 @@ async def _pull(engine: "Docker", image: str, credentials_header: str) -> str:
                 return await _error_in(reply.content)
             finally:
                 reply.close()
-    except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the progress was cut within a line
+    except (aiohttp.ClientError, OSError) as error:
         return f"{type(error).__name__}: {error}"
+    except (Misread, ValueError):  # the progress was cut within a line, or is none
+        return "what the engine answered cannot be read"
     except DockerError as error:
-        return error.message
+        return str(error.message) or f"status {error.status}"
 
 
 async def _error_in(progress: AsyncIterable[bytes]) -> str:
     """The error in a stream of progress lines, each a JSON object, or ""."""
     async for line in progress:
-        if message := msgspec.json.decode(line).get("error"):
+        if message := object_of(msgspec.json.decode(line)).get("error"):
             return str(message)
     return ""
 

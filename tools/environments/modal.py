@@ -11,7 +11,7 @@ import math
 import posixpath
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,7 @@ class ModalBackend:
 
     def __init__(self, build_seconds: float = PULL_SECONDS) -> None:
         self._build_seconds = build_seconds
+        self._unremoved: list[str] = []
 
     async def check(self) -> str:
         """See `Backend.check`. The service is asked."""
@@ -118,7 +119,8 @@ class ModalBackend:
         async with AsyncExitStack() as stack:
             with start_errors():
                 async with asyncio.timeout(_START_SECONDS):
-                    sandbox = Sandbox(spec, await _created(app, image, spec, stack, state), state)
+                    made = await _created(app, image, spec, stack, state, self._unremoved.append)
+                    sandbox = Sandbox(spec, made, state)
                     environment = await sandbox.environment()
                     stack.push_async_callback(environment.leave)
                     stack.callback(state.end)
@@ -133,6 +135,21 @@ class ModalBackend:
                 return await _reaped(await connected(), silence)
         except (RowFailed, TimeoutError):
             return 0
+
+    def unremoved(self) -> tuple[str, ...]:
+        """See `Rented`."""
+        names, self._unremoved[:] = tuple(self._unremoved), ()
+        return names
+
+    async def remove(self, name: str) -> bool:
+        """See `Rented`; the name is the service's."""
+        try:
+            client = await connected(_CHECK_SECONDS)
+            with service_errors():
+                async with asyncio.timeout(_REMOVE_SECONDS):
+                    return await _terminated(name, client)
+        except RowFailed:
+            return False
 
 
 MODAL = ModalBackend()
@@ -158,10 +175,27 @@ async def _image(wanted: "Image", app: "App", name: str) -> "Image":
         raise ImageUnavailable(f"image {name}: {one_line(str(error))}") from None
 
 
+async def _terminated(name: str, client: "Client") -> bool:
+    import modal  # noqa: PLC0415 - an optional package and slow, imported when used
+    from modal.exception import NotFoundError  # noqa: PLC0415 - as above
+
+    with suppress(NotFoundError):
+        sandbox = await modal.Sandbox.from_id.aio(name, client=client)
+        await sandbox.terminate.aio()
+        await sandbox.detach.aio()  # type: ignore[no-untyped-call]
+    return True
+
+
 async def _created(
-    app: "App", image: "Image", spec: EnvironmentSpec, stack: AsyncExitStack, state: State
+    app: "App",
+    image: "Image",
+    spec: EnvironmentSpec,
+    stack: AsyncExitStack,
+    state: State,
+    left: Callable[[str], None],
 ) -> "ModalSandbox":
-    """A sandbox that `stack` removes, also if its creation is interrupted: the service may still be at it."""
+    """A sandbox that `stack` removes, also if its creation is interrupted: the service may still be at it. `left` is
+    told its name if that fails."""
     import modal  # noqa: PLC0415 - an optional package and slow, imported when used
 
     limits = spec.limits
@@ -179,10 +213,17 @@ async def _created(
     )
 
     async def remove() -> None:
-        with suppress(EnvironmentLost), service_errors():
-            sandbox = await creating
-            await sandbox.terminate.aio()
-            await sandbox.detach.aio()  # type: ignore[no-untyped-call]
+        name = ""
+        try:
+            with suppress(EnvironmentLost), service_errors():
+                sandbox = await creating
+                name = sandbox.object_id
+                await sandbox.terminate.aio()
+                name = ""
+                await sandbox.detach.aio()  # type: ignore[no-untyped-call]
+        finally:
+            if name:
+                left(name)
 
     stack.push_async_callback(lambda: uninterrupted(remove(), _SLOW_REMOVE_SECONDS if state.slow else _REMOVE_SECONDS))
     return await asyncio.shield(creating)

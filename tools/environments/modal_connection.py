@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 MISSING_PACKAGE = "modal needs the package modal: pip install -e '.[modal]'"
 REFUSED = "modal takes no such token: run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
-UNREACHED = "modal cannot be reached: is there a network here, and is the service up (https://status.modal.com)?"
+UNREACHED = (
+    "modal cannot be reached: is there a network here, MODAL_SERVER_URL unset or right, and is the service up"
+    " (https://status.modal.com)?"
+)
 _CONNECT_SECONDS = 10.0
 _KILL_SECONDS = 5.0
 _LEAVE_SECONDS = 1.0
@@ -70,7 +73,17 @@ def start_errors() -> Iterator[None]:
             raise SandboxRefused(f"{REFUSED} ({one_line(str(lost.__cause__))})") from None
         if isinstance(lost.__cause__, TimeoutError):
             raise SetupTimeout("modal did not answer in time") from None
+        if isinstance(lost.__cause__, _broken()):
+            raise SetupFailed(f"{UNREACHED} ({one_line(str(lost.__cause__)) or 'connection lost'})") from None
         raise SetupFailed(str(lost)) from None
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    """What says that no service of Modal's is at the other end, or no longer."""
+    from grpclib.exceptions import ProtocolError, StreamTerminatedError  # noqa: PLC0415 - as in `connected`
+    from modal.exception import ConnectionError as NotConnected  # noqa: PLC0415 - as in `connected`
+
+    return (ProtocolError, StreamTerminatedError, NotConnected, OSError)
 
 
 async def connected(seconds: float = math.inf) -> "Client":

@@ -10,6 +10,7 @@ Options: https://apptainer.org/docs/user/latest/cli/apptainer_exec.html.
 
 import asyncio
 import os
+import platform
 import posixpath
 import shutil
 import tempfile
@@ -22,7 +23,7 @@ import msgspec
 from tools.environments.base import DEFAULT_IMAGE, Backend, BackendSettings, Environment, EnvironmentSpec
 from tools.environments.cgroup import usable_bases
 from tools.environments.channel import base_variables
-from tools.environments.docker_images import PULL_SECONDS
+from tools.environments.docker_images import FOREIGN, PULL_SECONDS, for_another, platform_of
 from tools.environments.door import DoorEnvironment, limit_processes
 from tools.environments.ending import to_the_end
 from tools.environments.hosted import Host, bound_volumes, reap_folders, remove_tree, tried
@@ -133,9 +134,17 @@ class SingularityEnvironment(DoorEnvironment):
         self._catless = False
 
     async def open_up(self) -> None:
-        """Waits for the sandbox. Raises SetupFailed, EnvironmentLost."""
+        """Waits for the sandbox. Raises SetupFailed, EnvironmentLost; SandboxRefused for an image of another machine's
+        programs."""
         before = f"{_QUIET}{limit_processes(self._host)}cd {_WORKSPACE}\ncommand -v cat >/dev/null || echo catless\n"
-        self._catless = (await self.open_door(before)).endswith("catless\n")
+        try:
+            self._catless = (await self.open_door(before)).endswith("catless\n")
+        except SetupFailed as problem:
+            if not FOREIGN.search(str(problem)):
+                raise
+            here = platform_of({"Os": "linux", "Architecture": platform.machine()})
+            why = for_another(f"this machine, {here}")
+            raise SandboxRefused(f"image {self.image}: /bin/sh does not run in it: {why}") from None
         await self.enter()
 
     def read(self, path: str) -> AsyncIterator[bytes]:

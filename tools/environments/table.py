@@ -39,13 +39,13 @@ async def resolve_backend(requested: str, wants_image: bool, settings: BackendSe
     Raises UsageProblem when it cannot be used here, or has no images and one is wanted.
     """
     if requested != "auto":
-        _refuse_what_it_drops(requested, settings)
+        refuse_what_it_drops(requested, settings)
         return await _given(requested, wants_image, settings)
     missing = []
     for name in ("docker",) if wants_image else ("bubblewrap", "docker"):
         problem = await load_backend(name, settings).check()
         if not problem:
-            _refuse_what_it_drops(name, settings)
+            refuse_what_it_drops(name, settings)
             return name
         missing.append(problem)
     raise UsageProblem(
@@ -59,8 +59,8 @@ async def resolve_backend(requested: str, wants_image: bool, settings: BackendSe
     )
 
 
-def _refuse_what_it_drops(name: str, settings: BackendSettings) -> None:
-    """Settings that only engines of containers know."""
+def refuse_what_it_drops(name: str, settings: BackendSettings) -> None:
+    """Raises UsageProblem for settings that only engines of containers know."""
     if name in ENGINES:
         return
     names = ("gpus", "pull_policy", "container_user", "read_only_root")

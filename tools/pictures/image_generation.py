@@ -2,10 +2,9 @@
 
 import asyncio
 import hashlib
-import itertools
-import os
 import posixpath
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from tools.pictures.image_services import (
     ImageFailed,
     ImageRequest,
     ImageService,
+    KeyTurns,
     failure_of,
     find_service,
     host_of,
@@ -99,6 +99,7 @@ class ImageClient:
 
     def __init__(self, services: Services) -> None:
         self._service = find_service(services.settings, services.environ)
+        self._refused: set[str] = set()  # keys
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -120,16 +121,21 @@ class ImageClient:
 
     async def _answer(self, service: ImageService, request: ImageRequest) -> bytes:
         """The body of a good answer. Only what surely made no picture is tried again."""
-        began = time.monotonic()
-        for tries in itertools.count():
+        began, longer = time.monotonic(), PAUSE_FIRST
+        turns = KeyTurns(service.keys, self._refused)
+        while True:
             try:
-                return await self._post(request, service.authorization(tries))
+                data = await self._post(request, service.authorization(turns.key))
             except ImageFailed as failure:
-                pause = max(failure.retry_after, min(PAUSE_LONGEST, PAUSE_FIRST * 2**tries))
-                if not failure.again or time.monotonic() - began + pause > TRY_SECONDS:
+                again = turns.failed(failure)
+                pause = 0.0 if turns.at_once(failure) else max(failure.retry_after, min(PAUSE_LONGEST, longer))
+                if not again or time.monotonic() - began + pause > TRY_SECONDS:
                     raise
+                longer *= 2 if pause else 1
+            else:
+                turns.taken()
+                return data
             await asyncio.sleep(pause)
-        raise AssertionError
 
     async def _post(self, request: ImageRequest, headers: Mapping[str, str]) -> bytes:
         import aiohttp  # noqa: PLC0415 - see `_open`
@@ -198,23 +204,28 @@ class _Made:
 
 
 async def _kept(context: ToolContext, picture: Picture) -> str:
-    """Writes it into the sandbox and beside the rows; its path in the sandbox. Raises ToolError, DiskFull."""
+    """Writes it beside the rows, where it stays even if the sandbox takes none, and into the sandbox; its path there.
+    Raises ToolError, DiskFull."""
     made = context.memory(_Made)
     made.count += 1
     digest = hashlib.sha256(picture.data).hexdigest()[:8]  # no other picture has this name, in whichever try of the row
     name = f"generated_{made.count}_{digest}.{KINDS[picture.media_type]}"
-    here = await context.environment.run("pwd", timeout=30)
-    path = posixpath.join(here.output.removesuffix("\n"), name)
-    await context.environment.write(path, picture.data)
     if artifacts := context.services.settings.artifacts:
         await asyncio.to_thread(_write_artifact, Path(artifacts), file_name(context.task_id), name, picture.data)
+    here = await context.environment.run("pwd", timeout=30)
+    path = posixpath.join(here.output.removesuffix("\n"), name)
+    try:
+        await context.environment.write(path, picture.data)
+    except ToolError as error:
+        told = str(error).removeprefix(f"{path}: ")
+        raise ToolError(f"the picture was made, but it could not be written to {path}: {told}") from error
     return path
 
 
 def _write_artifact(artifacts: Path, task: str, name: str, data: bytes) -> None:
-    """Whole or not at all; what a dead process left half made is the run's to remove, see `batch.store`. Tries of one
-    task in several processes write the same bytes under the same name."""
-    place, half_made = artifacts / task / name, artifacts / f"{task}.{name}.{os.getpid()}.tmp"
+    """Whole or not at all; what a dead process left half made is the run's to remove, see `batch.store`. Tries and
+    samples of one task may write the same bytes under the same name at once."""
+    place, half_made = artifacts / task / name, artifacts / f"{uuid.uuid4().hex}.tmp"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         half_made.write_bytes(data)

@@ -33,22 +33,21 @@ _FAL_SIZES = {"landscape": "landscape_16_9", "square": "square_hd", "portrait": 
 
 _REFUSED = ("content_policy", "moderation", "safety", "flagged")
 _SPENT = ("insufficient_quota", "billing", "balance", "credit")
+_LIMITED = "rate_limit_exceeded"
 
 
 class ImageService(Struct, frozen=True, kw_only=True):
-    """Where pictures are made. Of several `keys` each try takes the next."""
+    """Where pictures are made. Of several `keys` each try takes the next, see `KeyTurns`."""
 
     kind: Literal["openai", "fal"]
     base_url: str
     model: str
     keys: tuple[str, ...]
 
-    def authorization(self, number: int) -> dict[str, str]:
-        """The header of the try of that number."""
-        if not self.keys:
-            return {}
+    def authorization(self, key: str) -> dict[str, str]:
+        """The header that brings a key; none for ""."""
         word = "Key" if self.kind == "fal" else "Bearer"
-        return {"Authorization": f"{word} {self.keys[number % len(self.keys)]}"}
+        return {"Authorization": f"{word} {key}"} if key else {}
 
 
 class ImageRequest(Struct, frozen=True, kw_only=True):
@@ -61,13 +60,52 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
 
 class ImageFailed(Exception):
     """No picture. `kind` is the result's error_type: auth, quota, rate_limited, content_policy, bad_request,
-    server_error, unreachable, connection_lost, timeout or bad_answer; `again`: another try may bring one."""
+    server_error, unreachable, connection_lost, timeout, bad_answer or not_saved; `again`: another try may bring one."""
 
     def __init__(self, kind: str, message: str, *, again: bool = False, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.kind = kind
         self.again = again
         self.retry_after = retry_after
+
+    @property
+    def of_key(self) -> bool:
+        """Whether it was the key that was refused: it is unknown, or its money is spent."""
+        return self.kind in ("auth", "quota")
+
+
+class KeyTurns:
+    """Which key each try of one picture takes. `refused`: those that were so before, which come last; a key that is
+    refused here goes in, one that was taken goes out."""
+
+    def __init__(self, keys: Sequence[str], refused: set[str]) -> None:
+        self._left = sorted(keys or ("",), key=refused.__contains__)
+        self._untried = len(self._left)
+        self._refused = refused
+
+    @property
+    def key(self) -> str:
+        """The one whose turn it is; "" where the service needs none."""
+        return self._left[0]
+
+    def taken(self) -> None:
+        """It brought a picture."""
+        self._refused.discard(self.key)
+
+    def failed(self, failure: ImageFailed) -> bool:
+        """It brought none. Whether there is another try, with whichever key comes then."""
+        self._untried -= 1
+        key = self._left.pop(0)
+        if failure.of_key:
+            self._refused.add(key)
+            return bool(self._left)
+        self._left.append(key)
+        return failure.again
+
+    def at_once(self, failure: ImageFailed) -> bool:
+        """Whether that try, after such a failure, need not be waited for: it was about one key, and one that was not
+        asked yet is next."""
+        return self._untried > 0 and (failure.of_key or failure.kind == "rate_limited")
 
 
 # --- which
@@ -174,7 +212,8 @@ def failure_of(status: int, retry_after: str, body: bytes) -> ImageFailed:
     told = f"HTTP {status}: {message}"
     if any(word in text for word in _REFUSED) and 400 <= status < 500:
         return ImageFailed("content_policy", told)
-    if status == 402 or (status in (400, 403, 429) and any(word in text for word in _SPENT)):
+    limited = status == 429 and _LIMITED in text  # such a message names the page for billing too
+    if status == 402 or (status in (400, 403, 429) and not limited and any(word in text for word in _SPENT)):
         return ImageFailed("quota", told)
     if status in (401, 403):
         return ImageFailed("auth", told)
