@@ -2,7 +2,7 @@
 
 A 429 tells that an endpoint is full, and the seconds before it how much that is: the most requests that it took in one.
 From then on requests leave evenly, at first a little slower than that. When that rate is reached again and no 429 has
-come, it doubles and doubles, for the limit may have grown. (Up to there it is the curve of CUBIC, RFC 9438, section 4.1.)
+come, it doubles and doubles, for the limit may have grown. (Up to there it is the curve of CUBIC, RFC 9438, 4.1.)
 A rate that is learned again and again is tested less and less often.
 
 Where an endpoint is full because of requests at once, a second of a burst would teach too slow a pace if they are
