@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.bench import Bench
+from benchmarks.interrupts import heed, interrupt_before
 from benchmarks.place import ROOT
 from benchmarks.report import Figure, as_json, lines, machine
 from benchmarks.sizes import FULL, NORMAL, QUICK, Sizes
@@ -23,12 +23,13 @@ BROKEN = "broken:"
 
 
 def main(argv: Sequence[str]) -> int:
-    """1 if something could not be measured because it broke; 2, before anything is, for figures that cannot be kept."""
+    """1 if something could not be measured because it broke; 2, before anything is, for figures that cannot be kept.
+    SystemExit at an interrupt: no figures are written."""
     options = _options(argv)
     if problem := _unwritable(options.json):
         sys.stderr.write(f"error: --json: {problem}\n")
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, what was written is removed
+    heed()
     about: dict[str, object] = {"taken_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "machine": machine()}
     began = time.monotonic()
     figures = _measured(options.only or FIGURES, Bench(_sizes(options)))
@@ -80,6 +81,8 @@ def _of(name: str, bench: Bench) -> Iterator[Figure]:
     try:
         yield from importlib.import_module(f"benchmarks.figures.{name}").measure(bench)
     except (RuntimeError, OSError) as broken:
+        if interrupt := interrupt_before(broken):
+            raise interrupt from broken
         yield Figure(name=f"{BROKEN} {name}", value=None, unit="", note=str(broken))
 
 

@@ -24,6 +24,7 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
+from benchmarks.interrupts import held, let_through
 from benchmarks.place import ROOT
 
 CALLS = 5  # model calls of one prompt
@@ -226,18 +227,33 @@ class EndpointProcess:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "benchmarks.endpoint", *self._words]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)  # noqa: S603 - our own words
-        assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().decode().strip()
+        try:
+            with held():
+                self._process = subprocess.Popen(  # noqa: S603 - our own words
+                    command, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True
+                )
+            assert self._process.stdout is not None
+            self.url = self._process.stdout.readline().decode().strip()
+        except BaseException:
+            self._kill()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:  # nobody will ask what it saw
+            self._kill()
+            return
         assert self._process is not None
         self._process.terminate()
         out, _ = self._process.communicate(timeout=30)
         self._seen = msgspec.json.decode(out, type=Seen)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
 
 
 async def serve(latency: float, per_second: int, tells: bool) -> None:
@@ -245,7 +261,6 @@ async def serve(latency: float, per_second: int, tells: bool) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the whole group; our parent ends us
     endpoint = Endpoint(latency, per_second, tells)
     server = await loop.create_server(lambda: Connection(endpoint), "127.0.0.1", 0, backlog=4096)
     port = server.sockets[0].getsockname()[1]
@@ -257,4 +272,5 @@ async def serve(latency: float, per_second: int, tells: bool) -> None:
 
 
 if __name__ == "__main__":
+    let_through()
     asyncio.run(serve(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1"))

@@ -1,5 +1,6 @@
 """The measured program: its dataset, its flags, and whether it did all its work."""
 
+import asyncio
 import json
 import shutil
 import sys
@@ -14,6 +15,7 @@ from benchmarks.endpoint import CALLS, EndpointProcess, Seen
 from benchmarks.place import ROOT, surroundings
 from benchmarks.sizes import Load
 from benchmarks.tree import LIMIT, Cost, Sample, sampled
+from tools.environments.table import load_backend
 
 WORKERS = 2
 
@@ -28,12 +30,23 @@ class Done(Struct, frozen=True):
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for one run."""
+    """A folder for one run. Nothing outside of it is left by one that is cut off."""
     folder = Path(tempfile.mkdtemp(prefix="batch-bench-"))
     try:
         yield folder
+    except BaseException:
+        asyncio.run(load_backend("local").reap())
+        raise
     finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    try:
         shutil.rmtree(folder)
+    except SystemExit:  # an interrupt, in the middle
+        shutil.rmtree(folder)
+        raise
 
 
 def write_prompts(path: Path, count: int) -> Path:

@@ -8,6 +8,7 @@ the start.
 
 import ctypes
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ PR_SET_CHILD_SUBREAPER = 36
 def main(report: str, command: list[str]) -> None:
     """See the module."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # nothing is blocked for the command
     began = time.monotonic()
     first = os.posix_spawn(command[0], command, os.environ)
     code, ended, user, system = 0, began, 0.0, 0.0

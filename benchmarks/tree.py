@@ -1,15 +1,20 @@
 """A command's whole process tree, measured: CPU, wall time, and memory as PSS, sampled, by the part that it plays."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
+from benchmarks.interrupts import held
+
 LIMIT = 4 * 3600.0  # seconds for one command
+KILL_WITHIN = 10.0  # seconds until a tree is dead
 _FORK_SERVER = "multiprocessing.forkserver"
 
 
@@ -54,19 +59,26 @@ def measure(command: Sequence[str], folder: Path, environ: Mapping[str, str]) ->
 def sampled(
     command: Sequence[str], folder: Path, environ: Mapping[str, str], interval: float
 ) -> tuple[Cost, list[Sample]]:
-    """The same, with its memory every `interval` seconds."""
+    """The same, with its memory every `interval` seconds. What is cut off is killed, whole."""
     report, output = folder / "cost", folder / "output"
     reaper = [sys.executable, str(Path(__file__).with_name("reaper.py")), str(report), *command]
-    with output.open("wb") as file:
-        process = subprocess.Popen(  # noqa: S603 - our own words
-            reaper, cwd=folder, env=dict(environ), stdin=subprocess.DEVNULL, stdout=file, stderr=file
-        )
-        try:
-            samples = _watch(process, interval)
-        except BaseException:
-            _kill_tree(process.pid)
-            process.wait()
-            raise
+    process = None
+    try:
+        with output.open("wb") as file, held():
+            process = subprocess.Popen(  # noqa: S603 - our own words
+                reaper,
+                cwd=folder,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        samples = _watch(process, interval)
+    except BaseException:
+        if process is not None:
+            _kill_tree(process)
+        raise
     code, seconds, user, system, began = report.read_text(encoding="ascii").split()
     cost = Cost(
         code=int(code),
@@ -157,9 +169,14 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _kill_tree(pid: int) -> None:
-    for each in [*(each.pid for each in _descendants(pid)), pid]:
-        try:
-            os.kill(each, 9)
-        except ProcessLookupError:
-            continue
+def _kill_tree(reaper: "subprocess.Popen[bytes]") -> None:
+    """Until the reaper, whose children all orphans become, has waited for everything and ends."""
+    until = time.monotonic() + KILL_WITHIN
+    while reaper.poll() is None and time.monotonic() < until:
+        for each in _descendants(reaper.pid):
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            reaper.wait(0.05)
+    reaper.kill()
+    reaper.wait()

@@ -17,6 +17,7 @@ SOAK = [sys.executable, "-m", "tests.soak", "--seconds", "60"]
 def test_a_minute_of_bad_weather_loses_doubles_and_leaves_nothing() -> None:
     done = subprocess.run(SOAK, cwd=ROOT, capture_output=True, text=True, timeout=390, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "docker is left out: it takes --seconds 300 or more\n" in done.stdout
 
 
 @pytest.mark.timeout(200)
