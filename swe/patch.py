@@ -65,7 +65,7 @@ _CONFIGURATION = b"""\
 
 _FOLDER = """\
 w={cwd}
-[ -e "$w" ] || [ -z {kept} ] || {{ mkdir -p -- "$w" && echo {gone}; }} || exit
+[ -d "$w" ] || [ -z {kept} ] || {{ rm -f -- "$w" && mkdir -p -- "$w" && echo {gone}; }} || exit
 cd -- "$w" && pwd -P || exit
 case ${{TMPDIR:-/tmp}} in /tmp) d=/var/tmp;; *) d=$TMPDIR;; esac
 for d in "$d" /tmp /var/tmp /dev/shm; do {{ mkdir -p -- "$d" && mktemp -d -p "$d"; }} 2>/dev/null && exit; done

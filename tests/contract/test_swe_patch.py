@@ -487,16 +487,25 @@ async def test_a_pipe_in_the_place_of_a_file_is_its_deletion(sandbox: Environmen
     assert result.data.count(b"\ndeleted file mode") == 2
 
 
-@pytest.mark.parametrize("backend", ["local", *ISOLATING])
-async def test_the_folder_itself_may_be_gone(backend: str) -> None:
+async def _without_its_folder(backend: str, instead: str = "") -> None:
     async with open_sandbox(backend) as environment:
         await shell(environment, MADE)
         cwd = str(await here(environment))
         base = await kept(environment)
-        await shell(environment, f"rm -rf {cwd}")
+        await shell(environment, f"cd /; rm -rf {cwd}; {instead.format(cwd)}")
         result = await take(environment, base)
     assert result.problem == f"{cwd} was gone: all its files count as deleted"
     assert len(_named(result)) == result.data.count(b"\ndeleted file mode") == 11
+
+
+@pytest.mark.parametrize("backend", ["local", *ISOLATING])
+async def test_the_folder_itself_may_be_gone(backend: str) -> None:
+    await _without_its_folder(backend)
+
+
+@pytest.mark.parametrize("instead", ["echo >{}", "mkfifo {}", "ln -s /nowhere {}"])
+async def test_something_else_may_be_in_its_place(instead: str) -> None:
+    await _without_its_folder("local", instead)
 
 
 async def kept(environment: Environment, *more: str) -> Base:
