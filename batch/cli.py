@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from toolset_distributions import Distribution
 
 WIDTH = 115
-STATE_SECONDS = 10.0  # for each backend of the listing
+STATE_SECONDS = 25.0  # for each backend of the listing: longer than they give a service
 # What to do about a service that says nothing.
 _SILENT = {
     "daytona": "is the service up, and DAYTONA_API_URL its address?",
@@ -122,7 +122,7 @@ def open_standard_streams() -> None:
     """Those that the caller had closed lead nowhere, or the next files opened would take their places."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            os.open(os.devnull, os.O_RDWR)  # the lowest descriptor that is free: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest descriptor that is free: this one
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))
 
 

@@ -421,6 +421,7 @@ async def _serve(spec: WorkerSpec, connection: socket.socket) -> None:
     threading.Thread(target=_end_with_parent, args=(worker,), daemon=True).start()
     await asyncio.get_running_loop().create_connection(lambda: worker.wire, sock=connection)
     sys.stdout = sys.stderr = _Said(worker.wire)
+    os.dup2(2, 1)  # what plug-ins' children print: stdout is the summary's
     outcome = await guarded(worker.run())
     if isinstance(outcome, Fault):
         worker.wire.send(Broken("fault", "", f"{outcome}\n{outcome.trace}"))

@@ -23,9 +23,26 @@ def module_at(path_text: str) -> ModuleType:
         raise UsageProblem(f"there is no Python file {path_text}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    with _staying():
+    with _beside_the_output(), _staying():
         spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def _beside_the_output() -> Iterator[None]:
+    """What the file and its children write on descriptor 1 goes to stderr: programs read what stdout has."""
+    streams = {stream for stream in (sys.stdout, sys.__stdout__) if stream is not None}
+    kept = os.dup(1)
+    try:
+        for stream in streams:
+            stream.flush()
+        os.dup2(2, 1)
+        yield
+    finally:
+        for stream in streams:
+            stream.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.environments.base import BackendSettings
 
-_FOLDER, _HOST = "BATCH_RUNNER_TEST_SSH_FOLDER", "BATCH_RUNNER_TEST_SSH_HOST"
+_FOLDER, _HOST = "SSHD_OF_TESTS_FOLDER", "SSHD_OF_TESTS_HOST"
 _PLACE = Path(tempfile.gettempdir())
 
 

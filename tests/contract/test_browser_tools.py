@@ -448,6 +448,13 @@ class TestWhatComesUp:
             assert await call("browser_back") == {"success": False, "error": "There is no earlier page"}
         assert (await call("browser_console", expression="document.title"))["result"] == "Slow"
 
+    async def test_a_ref_of_a_page_before_is_none_of_this_one(self, call: Toolbox, site: BrowserSite) -> None:
+        old = ref(await opened(call, f"{site.url}/shop"), 'button "Add"')
+        await call("browser_navigate", url="http://127.0.0.1:2/")
+        page = await opened(call, f"{site.url}/shop")
+        assert ref(page, 'button "Add"').endswith(old.removeprefix("@"))
+        assert "no element" in (await call("browser_click", ref=old))["error"]
+
     async def test_refs_need_no_frame_after_a_page_that_failed(self, call: Toolbox, site: BrowserSite) -> None:
         await call("browser_navigate", url="http://127.0.0.1:2/")
         page = await opened(call, f"{site.url}/shop")

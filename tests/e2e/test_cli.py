@@ -472,7 +472,8 @@ def test_the_json_summary_is_one_object_and_the_command_is_on_stderr(tmp_path: P
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_what_plugins_print_is_kept_out_of_stdout(workers: str, tmp_path: Path) -> None:
     (tmp_path / "chatty.py").write_text(
-        "print('imported')\ndef check(task): print('checked'); return True\ndef told(task): print('told')\n",
+        "import os, sys\nprint('imported')\nos.system('echo child')\nsys.__stdout__.write('written')\n"
+        "def check(task): print('checked'); return True\ndef told(task): print('told')\n",
         encoding="utf-8",
     )
     flags = [*small_run(tmp_path), "--success_checker=chatty.py:check", "--on_task_done=chatty.py:told"]

@@ -75,7 +75,7 @@ class Ran:
             (SET_UP, turns("echo own >>built.txt; echo more >>notes.txt", END)),
             (COMMITTING, turns("rm -r sub; echo $SET more >>notes.txt; rm -rf .git", END)),
             *[(setup, turns(EDIT, END)) for setup in ("rm -rf .git", "rm -rf .git; git init -q")],
-            ("", turns("cd ..; rm -rf testbed", END)),
+            (LINKING, turns("echo own >sub/new", END)),
             ("", turns(f"{EDIT}; rm -rf .git $TMPDIR", END)),
             ("", turns(f"{EDIT}; mkfifo .gitattributes .git/objects/info/alternates", END)),
         ]
@@ -99,6 +99,10 @@ SET_UP = "seq 9 >built.txt; echo set >>sums.py"
 COMMITTING = (
     "mkdir sub; cd sub; echo 1 >made; export SET=yes; git add -A; git -c user.name=n -c user.email=e commit -qm s"
 )
+
+_COMMIT = "-c user.name=n -c user.email=e commit -q --allow-empty -m s"
+_DECLARE = "git config -f .gitmodules submodule.sub.path sub"
+LINKING = f"git init -q sub; git -C sub {_COMMIT}; {_DECLARE}; git add -A; git {_COMMIT}"
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,8 @@ class BrowserSession:
         self.console: deque[dict[str, str]] = deque(maxlen=KEPT_MESSAGES)
         self.errors: deque[dict[str, str]] = deque(maxlen=KEPT_MESSAGES)
         self.total_messages = self.total_errors = 0
-        self.main_frame = ""  # what stands before the refs of the page's own elements: `f1` after a page that failed
+        self.main_frame = ""  # what is put before a ref that names no frame
+        self._frameless = False  # a snapshot had such refs
         self.files = 0  # snapshots and screenshots kept so far
         self._running: Running | None = None
         self._context: BrowserContext | None = None
@@ -278,6 +279,12 @@ class BrowserSession:
             self._context.remove_listener("console", self._note_message)
 
     # --- around an action
+
+    def told_frame(self, frame: str) -> None:
+        """`frame` stands before the refs of a snapshot: `f1` after a page that failed, "" on the first that did not. A
+        ref without it means that page's element, unless such refs were another page's."""
+        self._frameless |= not frame
+        self.main_frame = "" if self._frameless else frame
 
     def begin(self) -> None:
         """An action: what it sets off is looked for from here on."""

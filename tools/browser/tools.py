@@ -346,7 +346,7 @@ async def _text_of(tab: Tab) -> tuple[str, int]:
             with suppress(playwright_error()):
                 await element.evaluate(UNHIDE)
     first = _FIRST_REF.search(text)
-    tab.session.main_frame = first[1] if first else ""
+    tab.session.told_frame(first[1] if first else "")
     return text, len(hidden)
 
 
@@ -400,7 +400,7 @@ async def _element(tab: Tab, text: str) -> "Locator":
     ref = parse_ref(text)
     if not ref:
         raise ToolError(f"{text[:100]!r} is no ref; one looks like @e12 and stands in the snapshot as [ref=e12]")
-    frame = "" if ref.startswith("f") else tab.session.main_frame  # one without a frame means the page's own
+    frame = "" if ref.startswith("f") else tab.session.main_frame  # see `told_frame`
     element = tab.page.locator(f"aria-ref={frame}{ref}")
     if not await _is_there(element):
         raise ToolError(f"There is no element @{ref} on the page as it is now; browser_snapshot shows which there are")

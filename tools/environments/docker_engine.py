@@ -232,6 +232,8 @@ def engine_errors(name: str = "docker") -> Iterator[None]:
         if not _is_said(error.message):
             raise NotAnEngine(not_an_engine(name)) from None
         raise EnvironmentLost(f"{name}: {one_line(error.message)}") from None
+    except aiohttp.ClientResponseError:  # it is no HTTP
+        raise NotAnEngine(not_an_engine(name)) from None
     except (aiohttp.ClientError, OSError) as error:
         raise EnvironmentLost(f"{name}: {one_line(str(error)) or type(error).__name__}") from None
     except (Misread, *_MISREAD) as error:

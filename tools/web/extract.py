@@ -42,7 +42,11 @@ _CHARSETS = {  # what browsers read under these names
     "utf8": "utf-8",
     "unicode": "utf-16",
 }
-_NO_CHARSETS = ("idna", "punycode", "utf-7", "unicode_escape", "raw_unicode_escape", "undefined", "mbcs", "oem")
+_NO_CHARSETS = (
+    *("idna", "punycode", "utf-7", "undefined", "mbcs", "oem"),
+    *("unicode_escape", "unicode-escape", "raw_unicode_escape", "raw-unicode-escape"),
+)
+_WIDE = ("utf-16", "utf-32")
 _SCRIPTS = (
     *("cp1251", "koi8_r", "koi8_u", "iso8859_5", "cp866", "cp1253", "cp1255", "cp1256", "cp874"),
     *("big5", "gb18030", "cp949", "cp932", "euc_jp"),
@@ -164,8 +168,9 @@ def decoded(body: bytes, charset: str, *, html: bool) -> str:
     told = [
         found[1].decode("ascii") for pattern in ((_META, _XML) if html else (_XML,)) if (found := pattern.search(head))
     ]
-    names = [name for name in (charset_named(each) for each in (charset, *told)) if name]
-    for name in (*names, "utf-8"):
+    readable = [name for name in map(charset_named, told) if not name.startswith(_WIDE)]  # its name was just read
+    names = [name for name in (charset_named(charset), *readable) if name]
+    for name in (*(name for name in names if b"\0" in body or not name.startswith(_WIDE)), "utf-8"):
         try:
             return body.decode(name)
         except UnicodeError:
