@@ -24,8 +24,6 @@ PLATEAU_FIRST = 15.0  # until the learned rate is reached again; doubled each ti
 PLATEAU_LONGEST = 120.0
 DOUBLED = 10.0  # from then on in each so many
 SAME = 0.1  # rates that differ by less, in parts of the one before, are the same
-SOON = 5.0  # after which a rate that was learned should still hold
-LOWER = 0.9  # of a rate that did not
 MOST_DOUBLINGS = 20  # then it is no pace any more
 QUICK = 0.5  # replies that come sooner
 SLACK = 0.01  # that late requests make up for
@@ -86,20 +84,17 @@ class Pace:
 
     def _learn(self, full_at: float, now: float) -> None:
         self._full_at = None
-        soon, self._since, self.due = now - self._since < SOON, now, now
+        self._since = self.due = now
         taken = [sent for sent in self._sent if sent.at <= full_at and not sent.refused]
         at_once = sum(full_at < sent.answered_at < sent.at + QUICK for sent in taken)
         self._most = max(self._most, at_once)
         most = _busiest([sent.at for sent in taken])
         if most >= LEAST and 2 * at_once <= min(most, self._most):
-            self._take(most / WINDOW, soon)
+            self._take(most / WINDOW)
 
-    def _take(self, rate: float, soon: bool) -> None:
-        if self._rate is None or abs(rate - self._rate) > SAME * self._rate:
-            self._plateau = PLATEAU_FIRST
-        else:
-            self._plateau = min(PLATEAU_LONGEST, 2 * self._plateau)
-            rate = min(rate, LOWER * self._rate) if soon else rate
+    def _take(self, rate: float) -> None:
+        is_same = self._rate is not None and abs(rate - self._rate) <= SAME * self._rate
+        self._plateau = min(PLATEAU_LONGEST, 2 * self._plateau) if is_same else PLATEAU_FIRST
         self._rate = rate
 
 
