@@ -1,7 +1,5 @@
 """No room where sandboxes are made: the run stops early and says where; each row is still to be run."""
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +12,6 @@ ROWS = 6
 WITHIN = 200.0  # seconds, on however busy a machine
 
 pytestmark = pytest.mark.timeout(500)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.parametrize("backend", ["local", "bubblewrap"])

@@ -273,20 +273,10 @@ def test_orphans_write_nothing_and_end(bench: Bench) -> None:
 # --- disks
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_disk_stops_the_run_which_goes_on_once_there_is_room(small_disk: Path, bench: Bench) -> None:
-    ballast = small_disk / "ballast"
+def test_a_full_disk_stops_the_run_which_goes_on_once_there_is_room(disk: Path, bench: Bench) -> None:
+    ballast = disk / "ballast"
     ballast.write_bytes(b"x" * 1_800_000)
-    bench.directory = small_disk / "run"
+    bench.directory = disk / "run"
     bench.write(prompts(24))
     text = {"content": "4" * 10_000, "reasoning_content": "So."}
     bench.endpoint.set_rules([{"message": text}])
@@ -306,18 +296,18 @@ def test_a_full_disk_stops_the_run_which_goes_on_once_there_is_room(small_disk: 
     assert len(merged(bench.directory)) == 24
 
 
-def test_a_disk_that_is_full_at_the_start_costs_nothing(small_disk: Path, bench: Bench) -> None:
-    with suppress(OSError), (small_disk / "ballast").open("wb") as file:
+def test_a_disk_that_is_full_at_the_start_costs_nothing(disk: Path, bench: Bench) -> None:
+    with suppress(OSError), (disk / "ballast").open("wb") as file:
         file.write(b"x" * (1 << 21))
-    bench.directory = small_disk / "run"
+    bench.directory = disk / "run"
     message = bench.finish(code=2)
     assert "No space left" in message
     assert not bench.asked()
 
 
-def test_a_disk_that_cannot_be_written_costs_nothing(small_disk: Path, bench: Bench) -> None:
-    bench.directory = small_disk / "run"
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+def test_a_disk_that_cannot_be_written_costs_nothing(disk: Path, bench: Bench) -> None:
+    bench.directory = disk / "run"
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     message = bench.finish(code=2)
     assert str(bench.directory) in message
     assert "Read-only" in message
