@@ -3,6 +3,7 @@
 Forked from there, not from the parent, whose threads would leave locks behind that nobody opens.
 """
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -23,7 +24,7 @@ from tools.environments.owner import decode, encode, is_dead
 
 LONGEST_TEMPORARY = 70  # bytes; see _quietly
 _OWNER = "owner.json"
-IMPORTED = ("batch.cli", "batch.invocation", "tools.terminal", "tools.files", "tools.search")
+IMPORTED = ("batch.uncollected", "batch.cli", "batch.invocation", "tools.terminal", "tools.files", "tools.search")
 
 
 def start_server(heavy: Sequence[str], owner: Owner) -> None:
@@ -57,6 +58,8 @@ def start_worker(spec: WorkerSpec, connection: socket.socket) -> BaseProcess:
 
 
 def _worker(spec: bytes, connection: socket.socket, variables: Mapping[str, str | None]) -> None:
+    gc.freeze()  # what was imported is neither looked through again nor copied for that
+    gc.enable()
     _restore(variables)  # what was for the server is not for the plug-ins' own subprocesses
     worker_main(spec, connection)
 

@@ -98,10 +98,15 @@ async def test_set_x_traces_the_command_alone(sandbox: Environment) -> None:
 
 async def test_children_see_an_allow_listed_environment(sandbox: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {line.split("=")[0] for line in (await printed(sandbox, "env")).splitlines()}
-    allowed = {"PATH", "LANG", "LC_ALL", "TZ", "TERM", "HOME", "TMPDIR", "USER", "PAGER", "GIT_PAGER", "HOSTNAME"}
-    allowed |= {"GIT_TERMINAL_PROMPT", "DEBIAN_FRONTEND", "BATCH_CALL", "PWD", "OLDPWD", "SHLVL", "_"}
-    assert names <= allowed
+    allowed = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "HOME", "TMPDIR", "USER", "SHELL", "PAGER"}
+    allowed |= {"GIT_PAGER", "GIT_TERMINAL_PROMPT", "DEBIAN_FRONTEND", "BATCH_CALL"}
+    assert names <= allowed | {"HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_"}
     assert "cat 0 noninteractive" in await printed(sandbox, "echo $PAGER $GIT_TERMINAL_PROMPT $DEBIAN_FRONTEND")
+
+
+async def test_the_shell_is_named_and_counts_characters(sandbox: Environment) -> None:
+    command = """[ "${BASH-}" ] || { echo none; exit; }; x=é; "$SHELL" -c 'x=é; echo "${#x}"'; echo "${#x}" """
+    assert await printed(sandbox, command) in ("none\n", "1\n1\n")
 
 
 async def test_the_mark_of_a_call_is_not_kept(sandbox: Environment) -> None:

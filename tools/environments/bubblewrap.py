@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tools.environments.base import Environment, EnvironmentSpec
-from tools.environments.channel import base_variables
+from tools.environments.channel import ALONE, base_variables
 from tools.environments.door import DoorEnvironment, limit_processes
 from tools.environments.ending import to_the_end
 from tools.environments.hosted import Host, bound_volumes, making, reap_folders, tried
@@ -66,7 +66,7 @@ class BubblewrapEnvironment(DoorEnvironment):
             backend="bubblewrap",
             image="",
             private="/run/batch/",
-            variables=base_variables(home=_HOME, temp="/tmp", user="user"),  # noqa: S108 - the sandbox's own
+            variables=base_variables(home=_HOME, temp="/tmp", user="user", locale=ALONE),  # noqa: S108 - the sandbox's own
             door="/run/door",
             argv=arguments(spec, host.folder),
             environ={"PATH": _PATH},

@@ -9,7 +9,7 @@
     await environment.leave()   # closes every channel; what made the sandbox then removes it
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 
@@ -37,15 +37,21 @@ OpenChannel = Callable[[], Awaitable[Channel]]
 """Another channel into the same sandbox. Raises EnvironmentLost when the sandbox is gone."""
 
 
-def base_variables(*, home: str, temp: str, user: str = "root") -> dict[str, str]:
-    """The variables of every command, but for PATH: the sandbox's own stays, or its backend sets one."""
+OVER_ANY = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+"""A locale where an image or a host may have set another."""
+
+ALONE = {"LC_CTYPE": "C.UTF-8"}
+"""The same where nobody else sets one: a shell reads one file for it instead of twelve."""
+
+
+def base_variables(*, home: str, temp: str, user: str = "root", locale: Mapping[str, str] = OVER_ANY) -> dict[str, str]:
+    """The variables of every command, but for PATH and SHELL: PATH is the sandbox's own, or its backend sets one."""
     return {
+        **locale,
         "DEBIAN_FRONTEND": "noninteractive",
         "GIT_PAGER": "cat",
         "GIT_TERMINAL_PROMPT": "0",
         "HOME": home,
-        "LANG": "C.UTF-8",
-        "LC_ALL": "C.UTF-8",
         "PAGER": "cat",
         "TERM": "dumb",
         "TMPDIR": temp,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tools.environments.base import Environment, EnvironmentSpec
-from tools.environments.channel import Channel, base_variables
+from tools.environments.channel import ALONE, Channel, base_variables
 from tools.environments.ending import to_the_end
 from tools.environments.hosted import Host, end_process, reap_folders, shell_channel
 from tools.environments.process import ShellProcess
@@ -27,7 +27,8 @@ class LocalEnvironment(ShellEnvironment):
 
     def __init__(self, spec: EnvironmentSpec, host: Host) -> None:
         folder = str(host.folder)
-        variables = base_variables(home=f"{folder}/home", temp=f"{folder}/temp", user=os.environ.get("USER", "user"))
+        user = os.environ.get("USER", "user")
+        variables = base_variables(home=f"{folder}/home", temp=f"{folder}/temp", user=user, locale=ALONE)
         super().__init__(
             spec,
             backend="local",

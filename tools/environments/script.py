@@ -80,14 +80,14 @@ run() {
   { :; } >|"${P}d"
   if [ "$G" ]; then all; o=" $H "; fi
   x=126
-  command eval 'BATCH_CALL=$c "$X" -c "$b" "$X" "$a" "$w" "$k" </dev/null; x=$?' 2>/dev/null
+  command eval 'BATCH_CALL=$c "$X" -c "$b" "${X##*/}" "$a" "$w" "$k" </dev/null; x=$?' 2>/dev/null
   if [ "$G" ]; then all; [ "$o" = " $H " ] || census $H; fi
   while IFS= read -r y; do D=$D$y$L; done <"${P}d"
   say "$e" "$x $v $D"
 } 2>/dev/null
 start() {
   e=$2
-  BATCH_CALL=$1 "$X" -c "$3" "$X" "$4" "$5" "$6"
+  BATCH_CALL=$1 "$X" -c "$3" "${X##*/}" "$4" "$5" "$6"
   say "$e" "$?"
   while read -r y; do :; done
   exit
@@ -168,13 +168,11 @@ del() {
 """
 
 _BEGIN = r"""
-X=sh N=
-command -v bash >/dev/null && X=bash
-{ [ -d "$D" ] || mkdir -p -- "$D"; } && cd -- "$D" && pwd >|"${P}d" && printf %s "$V" >>"${P}0" && x=0
 while IFS= read -r y; do
   y=${y#export }; y=${y#declare -x }; y=${y%%=*}
   case $y in PATH|''|*[!A-Za-z0-9_]*|[0-9]*) ;; *) N="$N $y";; esac
 done <"${P}0"
+{ [ -d "$D" ] || mkdir -p -- "$D"; } && cd -- "$D" && pwd >|"${P}d" && printf %s "$V" >>"${P}0" && x=0
 [ "$x" = 1 ] || IFS= read -r y <"${P}d"
 """
 
@@ -193,13 +191,20 @@ def prelude(private: str, processes: str, shell: bytes = b"", ours: str = "") ->
     """What makes a plain `sh` a channel. After each command it looks for new processes in `processes`: /proc, or a file
     that lists those of the sandbox; not where that is "". Children of a program with `ours` in its name are not new.
 
-    The first channel has no `shell` yet. It keeps the variables that it was started with before ours may hide some.
+    The first channel has no `shell` yet. It looks for one, and keeps the variables that it was started with before ours
+    may hide some. A shell that starts without HOME or SHELL would read the list of users for them.
     """
+    find = b"SHELL=%s\n" % quote(shell) if shell else _find(_part(private, "d"))
     keep = b"" if shell else b"unset %s; export -p >|%s\n" % (MARKER.encode(), _part(private, "0"))
     file = "" if processes == "/proc" else processes
-    names = quote(private.encode()), b"1" if processes else b"", quote(shell), quote(file.encode())
-    assignments = b"P=%s G=%s X=%s J=%s K=%s\n" % (*names, quote(ours.encode()))
-    return keep + assignments + _FUNCTIONS.encode()
+    names = quote(private.encode()), b"1" if processes else b"", quote(file.encode()), quote(ours.encode())
+    assignments = b"P=%s G=%s J=%s K=%s X=$SHELL\n" % names
+    return find + b'export HOME="${HOME-/}" SHELL\n' + keep + assignments + _FUNCTIONS.encode()
+
+
+def _find(file: bytes) -> bytes:
+    """Sets SHELL to the shell that there is, by way of a file."""
+    return b"{ command -v bash || command -v sh; } >|%s\nIFS= read -r SHELL <%s\n" % (file, file)
 
 
 def begin(private: str, nonce: str, cwd: str, variables: Mapping[str, str]) -> bytes:
@@ -208,7 +213,8 @@ def begin(private: str, nonce: str, cwd: str, variables: Mapping[str, str]) -> b
     Fields: 0 or not, shell, directory; output: what failed.
     """
     exports = b"".join(b"export %s=%s\n" % (name.encode(), quote(encoded(value))) for name, value in variables.items())
-    request = b"x=1 y= D=%s V=%s\n{\n%s" % (quote(encoded(cwd)), quote(exports), _BEGIN.encode())
+    names = b"".join(b" " + name.encode() for name in variables if name != "PATH")
+    request = b"x=1 y= N='%s' D=%s V=%s\n{\n%s" % (names, quote(encoded(cwd)), quote(exports), _BEGIN.encode())
     return request + _install(private) + b'} 2>&1\nsay %s "$x|$X|$y"\n' % nonce.encode()
 
 
