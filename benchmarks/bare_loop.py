@@ -1,8 +1,9 @@
-"""What the same work costs without a program around it: `python -m benchmarks.bare_loop URL DATASET TRANSPORT TOOLS`.
+"""What the same work costs without a program around it: `python -m benchmarks.bare_loop URL DATASET TRANSPORT TOOLS
+AT_ONCE`.
 
-The same requests with `AsyncOpenAI().chat.completions.create`, 16 conversations at once in one event loop, each command
-with a bare `bash -c`. DATASET is JSONL; TRANSPORT is `default` or `aiohttp`, openai's own; TOOLS is a JSON file of the
-requests' `tools`. Nothing is checked, limited, retried or written.
+The same requests with `AsyncOpenAI().chat.completions.create`, AT_ONCE conversations at once in one event loop, each
+command with a bare `bash -c`. DATASET is JSONL; TRANSPORT is `default` or `aiohttp`, openai's own; TOOLS is a JSON file
+of the requests' `tools`. Nothing is checked, limited, retried or written.
 """
 
 import asyncio
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAioHttpClient
-
-AT_ONCE = 16
 
 
 async def shell(command: str) -> str:
@@ -42,7 +41,7 @@ async def converse(client: AsyncOpenAI, prompt: str, tools: Any) -> None:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
-async def main(url: str, prompts: Sequence[str], transport: str, tools: Any) -> None:
+async def main(url: str, prompts: Sequence[str], transport: str, tools: Any, at_once: int) -> None:
     """All prompts."""
     http = DefaultAioHttpClient() if transport == "aiohttp" else None
     client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http)
@@ -52,11 +51,12 @@ async def main(url: str, prompts: Sequence[str], transport: str, tools: Any) -> 
         for prompt in left:
             await converse(client, prompt, tools)
 
-    await asyncio.gather(*(slot() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(slot() for _ in range(at_once)))
     await client.close()
 
 
 if __name__ == "__main__":
     lines = Path(sys.argv[2]).read_bytes().splitlines()
     offered = json.loads(Path(sys.argv[4]).read_bytes())
-    asyncio.run(main(sys.argv[1], [json.loads(line)["prompt"] for line in lines], sys.argv[3], offered))
+    texts = [json.loads(line)["prompt"] for line in lines]
+    asyncio.run(main(sys.argv[1], texts, sys.argv[3], offered, int(sys.argv[5])))

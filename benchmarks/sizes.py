@@ -38,7 +38,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
     sandbox_commands: int = 1000
     sandbox_rounds: int = 5
     limit_per_second: int = 40
-    limit_seconds: int = 60
+    limit_seconds: int = 180
     minute_requests: int = 1000
     minute_prompts: int = 220
     journals: tuple[int, ...] = (10_000, 1_000_000)
