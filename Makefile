@@ -1,7 +1,7 @@
 # make run    installs into .venv and runs the quickstart with the scripted model in a sandbox
 # make test   installs what the tests need, starts the services they use, runs them all
 # make bench  measures speed and size, prints the figures beside their targets
-# make soak   runs 2,000 prompts through bad weather for 10 minutes (SOAK_ARGS="--seconds 60")
+# make soak   runs up to 2,000 prompts through 10 minutes of bad weather (SOAK_ARGS="--seconds 60")
 # LEFTOVER_TASKS=200 make test PYTEST_ARGS=tests/e2e/test_leftovers.py   what SIGKILLs leave on each backend, at length
 # make check  lint, types, direction of imports
 SHELL := /bin/bash

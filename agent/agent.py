@@ -28,7 +28,7 @@ from tools.environments.base import Backend
 from tools.environments.owner import current_owner
 from tools.environments.table import load_backend, resolve_backend
 from tools.errors import UsageProblem
-from tools.services import Services, closed
+from tools.services import Services, close_all
 from tools.toolsets import Catalog, find_lacking
 
 CLOSE = 5.0  # seconds for connections and browsers at a conversation's end
@@ -134,7 +134,7 @@ class AIAgent:
 
 async def _close(model: Model, services: Services) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(closed([model.close(), services.close()]), CLOSE)
+        await asyncio.wait_for(close_all([model.close(), services.close()]), CLOSE)
 
 
 def _result(row: Row) -> dict[str, Any]:

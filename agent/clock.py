@@ -1,17 +1,17 @@
 """A row's time: what waiting for a rate limit takes is not the row's."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class RowClock:
-    """Counts a row's seconds and ends it by `asyncio.timeout`; time inside `paused()` does not count."""
+    """Counts a row's seconds and ends it by `asyncio.timeout`; time inside `paused()` does not count. `deadline` is in
+    the loop's time, which is `time.monotonic()`."""
 
     def __init__(self, seconds: float) -> None:
-        self.deadline = time.monotonic() + seconds
-        self.started = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self.deadline = self._loop.time() + seconds
         self.waited = 0.0
         self.pauses = 0
         self.timeout = asyncio.timeout(seconds)
@@ -19,13 +19,13 @@ class RowClock:
 
     def remaining(self) -> float:
         """Seconds left, never below 0."""
-        return max(0.0, self.deadline - (self._paused_at if self.pauses else time.monotonic()))
+        return max(0.0, self.deadline - (self._paused_at if self.pauses else self._loop.time()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The clock stands still while anyone is inside."""
         if not self.pauses:
-            self._paused_at = time.monotonic()
+            self._paused_at = self._loop.time()
             self._reschedule(None)
         self.pauses += 1
         try:
@@ -36,10 +36,10 @@ class RowClock:
                 self._resume()
 
     def _resume(self) -> None:
-        waited = time.monotonic() - self._paused_at
+        waited = self._loop.time() - self._paused_at
         self.waited += waited
         self.deadline += waited
-        self._reschedule(asyncio.get_running_loop().time() + self.remaining())
+        self._reschedule(self._loop.time() + self.remaining())
 
     def _reschedule(self, when: float | None) -> None:
         try:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from agent.calls import CheckedCall, check_call, split_calls
 from agent.clock import RowClock
-from agent.errors import ModelError, RunStopped
+from agent.errors import ModelError, RunStopped, Stopping
 from agent.faults import Done, guarded
 from agent.models.base import Model, ModelRequest
 from agent.schema import problem_in_time
@@ -94,7 +94,7 @@ class Conversation:
         *,
         clock: RowClock,
         redactor: Redactor,
-        stopping: Callable[[], str] = lambda: "",
+        stopping: Callable[[], Stopping] = lambda: "",
     ) -> None:
         self.messages = list(messages)
         self.given = len(self.messages)
@@ -404,7 +404,10 @@ class Conversation:
         for number, room in rooms([(each.name, each.size) for each in noted], self._limits).items():
             place, result = noted[number].place, noted[number].result
             message = self.messages[place]
-            short = await spilled(self._context.environment, message.tool_call_id, result, room)
+            try:
+                short = await spilled(self._context.environment, message.tool_call_id, result, room)
+            except DiskFull as full:
+                raise RunStopped("disk", str(full)) from full
             self.messages[place] = msgspec.structs.replace(message, content=json_text(short))
 
     def _listen_for_the_end(self, result: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from agent.clock import RowClock
 from agent.conversation import Conversation, ConversationOptions, End
 from agent.ends import failed_end, fault_end, stopped_end, timeout_end
-from agent.errors import RunStopped
+from agent.errors import RunStopped, Stopping
 from agent.faults import Done, guarded
 from agent.models.base import Model
 from agent.outcome import Outcome, row_of
@@ -52,7 +52,7 @@ class Family(Struct, frozen=True, kw_only=True):
     options: ConversationOptions
     clock: RowClock
     redactor: Redactor
-    stopping: Callable[[], str]
+    stopping: Callable[[], Stopping]
 
 
 class Child:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -83,28 +82,11 @@ def row_of(outcome: Outcome, end: End) -> Row:
     """The row, its status after policy: an end without a turn of the model's is `failed`, one without reasoning or
     with an invented tool is `discarded` unless kept."""
     turns, context_turns = _trajectory(outcome)
-    end = _usable_end(outcome, end)
+    end = _told_end(outcome, _usable_end(outcome, end))
     has_reasoning = reasoning_counts(turns, skip=1 + context_turns)[1] > 0
     status, reason = _after_policy(outcome, end, has_reasoning=has_reasoning)
-    row = msgspec.structs.replace(_row_of_try(outcome, turns), context_turns=context_turns, **_end_columns(end))
-    row = msgspec.structs.replace(row, status=status, reason=reason, failed=status == "failed")
-    if row.failed and row.attempt >= outcome.policy.max_attempts:
-        row = msgspec.structs.replace(row, retryable=False)
-    redact = outcome.redactor.text
-    row = msgspec.structs.replace(row, error=redact(clean(row.error))[:ERROR_HEAD])
+    row = _row(outcome, end, turns, context_turns=context_turns, status=status, reason=reason)
     return judged(row, outcome.judgement, outcome.redactor) if outcome.judgement else row
-
-
-def _end_columns(end: End) -> dict[str, Any]:
-    return {
-        "completed": end.status == "completed",
-        "partial": end.status == "partial",
-        "end_status": end.status,
-        "error": end.error,
-        "error_class": end.error_class,
-        "retryable": end.retryable,
-        "success": end.status == "completed",
-    }
 
 
 def judged(row: Row, judgement: Judgement, redactor: Redactor) -> Row:
@@ -119,7 +101,7 @@ def judged(row: Row, judgement: Judgement, redactor: Redactor) -> Row:
     )
 
 
-def _row_of_try(outcome: Outcome, turns: list[Turn]) -> Row:
+def _row(outcome: Outcome, end: End, turns: list[Turn], *, context_turns: int, status: str, reason: str) -> Row:
     which, conversation = outcome.which, outcome.conversation
     spend = (conversation.spend if conversation else NO_SPEND) + outcome.beside
     unknown = _unknown_tools(outcome)
@@ -132,6 +114,8 @@ def _row_of_try(outcome: Outcome, turns: list[Turn]) -> Row:
             timestamp=utc_text(time.time()),
             model=conversation.model_name if conversation else outcome.model,
         ),
+        completed=end.status == "completed",
+        partial=end.status == "partial",
         api_calls=conversation.api_calls if conversation else 0,
         toolsets_used=sorted({outcome.catalog.toolset_of(tool.spec.name) for tool in outcome.tools}) or ["none"],
         tool_stats=stats,
@@ -141,8 +125,14 @@ def _row_of_try(outcome: Outcome, turns: list[Turn]) -> Row:
         row_sha=which.row_sha,
         sample_index=which.sample_index,
         attempt=which.attempt,
-        status="",
-        end_status="",
+        status=status,
+        end_status=end.status,
+        reason=reason,
+        failed=status == "failed",
+        error=end.error,
+        error_class=end.error_class,
+        retryable=end.retryable,
+        success=end.status == "completed",
         usage=spend.usage,
         requests=spend.requests,
         cost_usd=float(spend.cost_usd),
@@ -155,6 +145,7 @@ def _row_of_try(outcome: Outcome, turns: list[Turn]) -> Row:
         extra_tool_stats=json_text(msgspec.to_builtins(extra)),
         inner_tool_stats=json_text(msgspec.to_builtins(_tallies(conversation.inner_events if conversation else ()))),
         context_trimmed=bool(conversation and conversation.context_trimmed),
+        context_turns=context_turns,
         dataset_row=json_text(outcome.redactor.value(clean(outcome.prompt.rest))),
     )
 
@@ -196,6 +187,13 @@ def _usable_end(outcome: Outcome, end: End) -> End:
         return end
     error_class = end.error_class or "model_error"
     return msgspec.structs.replace(end, status="failed", error_class=error_class, retryable=True)
+
+
+def _told_end(outcome: Outcome, end: End) -> End:
+    """The end as its row tells it: clean, short, and not to be tried again after the last attempt."""
+    is_last = end.status == "failed" and outcome.which.attempt >= outcome.policy.max_attempts
+    error = outcome.redactor.text(clean(end.error))[:ERROR_HEAD]
+    return msgspec.structs.replace(end, error=error, retryable=end.retryable and not is_last)
 
 
 def _after_policy(outcome: Outcome, end: End, *, has_reasoning: bool) -> tuple[str, str]:

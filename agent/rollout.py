@@ -13,7 +13,7 @@ from agent.clock import RowClock
 from agent.conversation import Conversation, ConversationOptions, End
 from agent.delegation import Delegation, Family
 from agent.ends import failed_end, fault_end, stopped_end, timeout_end
-from agent.errors import RunStopped
+from agent.errors import RunStopped, Stopping, StopReason
 from agent.faults import Done, guarded
 from agent.models.base import Model
 from agent.outcome import Outcome, RolloutPolicy, row_of
@@ -25,13 +25,13 @@ from agent.task_object import task_object
 from agent.text import Redactor
 from agent.types import NO_SPEND, Message
 from tools.base import Tool, ToolContext
+from tools.distributions import draw, row_rng
 from tools.environments.base import Backend, Environment, EnvironmentSpec, Owner
 from tools.environments.ending import to_the_end
 from tools.environments.starts import Starts
 from tools.errors import DiskFull, RowFailed, SetupFailed, SetupTimeout, ToolError
 from tools.services import Services, ToolSettings
 from tools.toolsets import BUILT_IN, Catalog, load_tool_at
-from toolset_distributions import draw, row_rng
 
 _REASON_HEAD = 500  # characters
 CLEAN_UP = 60.0  # seconds that a sandbox may outlive its row's deadline before anybody may remove it
@@ -51,7 +51,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     eye: Model | None = None  # answers questions about pictures
     starts: Starts = field(default_factory=Starts)
     log: Callable[[Try, str], None] = lambda _which, _text: None
-    stopping: Callable[[], str]  # "" or why the run stops
+    stopping: Callable[[], Stopping]
 
 
 def offered_tools(prompt: Prompt, policy: RolloutPolicy, row_key: str, catalog: Catalog = BUILT_IN) -> tuple[Tool, ...]:
@@ -78,7 +78,7 @@ def _check_place(path: str, backend: Backend) -> None:
 
 
 class Rollout:
-    """One try. `run` always gives a row; `stop` and `abandon` make it do so early."""
+    """One try. `run` always gives a row; `stop`, `time_out` and `abandon` make it do so early."""
 
     def __init__(self, prompt: Prompt, which: Try, policy: RolloutPolicy, around: Surroundings) -> None:
         self.prompt = prompt
@@ -91,19 +91,26 @@ class Rollout:
         self._conversation: Conversation | None = None
         self._delegation: Delegation | None = None
         self._end: End | None = None
-        self._final_end = End(status="stopped")
+        self._final_end: End | None = None  # once `run` has given the row
         self._environment = RowEnvironment()
         self._judgement: Judgement | None = None
         self._left = Left()
-        self._stop_reason = ""
+        self._stop_reason: Stopping = ""
         self._abandoned = asyncio.get_running_loop().create_future()
         self._work: asyncio.Task[End] | None = None
 
     # --- from outside
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: StopReason) -> None:
         """Cuts the row off: it ends as `stopped`."""
         self._stop_reason = self._stop_reason or reason
+        self._cancel()
+
+    def time_out(self) -> None:
+        """Cuts the row off for its time: it ends as its own clock would have ended it."""
+        self._cancel()
+
+    def _cancel(self) -> None:
         if self._work is not None:
             self._work.cancel()
 
@@ -119,12 +126,14 @@ class Rollout:
         end = self._work.result() if self._work.done() and not self._work.cancelled() else self._cut_off()
         if self._conversation is not None:  # an abandoned one has not come to it
             self._conversation.settle()
-        self._final_end = self._with_problem(end)
-        return self.row(self._final_end)
+        self._final_end = end = self._with_problem(end)
+        return self.row(end)
 
     def children(self) -> list[ChildRow]:
         """The rows of its child conversations, once `run` has given its own."""
-        return self._delegation.rows(self._outcome(), self._final_end) if self._delegation else []
+        if self._delegation is None or self._final_end is None:
+            return []
+        return self._delegation.rows(self._outcome(), self._final_end)
 
     # --- start to end
 
@@ -151,9 +160,9 @@ class Rollout:
                     self._environment, backend=environment.backend, image=environment.image
                 )
                 await self._set_up(environment)
-                self._end = await self._converse(environment)
-                await self._check(self._end, environment)
-                return self._end
+                end = await self._converse(environment)
+                await self._check(end, environment)
+                return end
 
     async def _image_ready(self) -> None:
         image = self.prompt.image or self.policy.image
@@ -212,7 +221,7 @@ class Rollout:
     async def _converse(self, environment: Environment) -> End:
         conversation, context = self._open_conversation(environment)
         try:
-            self._end = await conversation.run()
+            self._end = end = await conversation.run()
         finally:
             if (steps := self.around.steps) is not None:
                 after = steps.after(environment, self.prompt, self.which)
@@ -220,11 +229,10 @@ class Rollout:
             if context.has_ends:
                 await to_the_end(context.close())
         if self._left.failed is not None:
-            self._end = None
             raise self._left.failed
         if self._left.cancelled:
             raise asyncio.CancelledError
-        return self._end
+        return end
 
     def _with_problem(self, end: End) -> End:
         """What went wrong behind the conversation is told beside how that ended."""
@@ -248,7 +256,7 @@ class Rollout:
         context.partner = ConversationPartner(self._conversation, around.eye, self._delegation.delegate)
         return self._conversation, context
 
-    def _stopping(self) -> str:
+    def _stopping(self) -> Stopping:
         return self._stop_reason or self.around.stopping()
 
     def _family(self, environment: Environment) -> Family:
@@ -320,7 +328,7 @@ class Rollout:
         return self._out_of_time()
 
     def _out_of_time(self) -> End:
-        if self._end is not None:  # only the checker or the clean-up was too slow
+        if self._end is not None and self._left.failed is None:  # only the checker or the clean-up was too slow
             return self._end
         if self._conversation is None:
             return failed_end(SetupTimeout("making the sandbox ready took longer than the row had"))

@@ -43,47 +43,47 @@ class RowEnvironment(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """See the README's table of columns."""
+    """The columns. What `status`, `reason` and `error_class` may be: README, "Run directory"."""
 
-    prompt_index: int
-    conversations: list[Turn]
+    prompt_index: int  # position among the dataset's valid rows, from 0
+    conversations: list[Turn]  # the whole trajectory, the system turn first
     metadata: RowMetadata
-    completed: bool = False
-    partial: bool = False
-    api_calls: int = 0
-    toolsets_used: list[str]
-    tool_stats: dict[str, ToolCount]
-    tool_error_counts: dict[str, int]
-    task_id: str
-    row_key: str
-    row_sha: str
-    sample_index: int = 0
-    attempt: int = 1
-    status: str
-    end_status: str
-    reason: str = ""
-    failed: bool = False
-    error: str = ""
-    error_class: str = ""
-    retryable: bool = False
-    success: bool = False
-    success_reason: str = ""
-    reward: float = 0.0
-    rewards: str = "[]"
-    usage: Usage = Usage()
-    requests: int = 0
-    cost_usd: float = 0.0
-    unreported: Unreported = Unreported()
-    duration_seconds: float = 0.0
-    final_response: str = ""
+    completed: bool = False  # the model gave its final answer, kept or discarded
+    partial: bool = False  # invalid calls, truncation, empty replies … ended it
+    api_calls: int = 0  # replies of the model that were taken
+    toolsets_used: list[str]  # those it was offered tools of, sorted; never empty: ["none"]
+    tool_stats: dict[str, ToolCount]  # every built-in tool, also without a call
+    tool_error_counts: dict[str, int]  # `failure` of the same
+    task_id: str  # the dataset's, else `task_` and prompt_index
+    row_key: str  # what resume goes by: `id:ID`, else `sha:HASH` of the row (with `#2`, `#3` … of equal ones)
+    row_sha: str  # hash of the whole row: says whether it was changed since
+    sample_index: int = 0  # of samples_per_prompt
+    attempt: int = 1  # this try's number, over all invocations
+    status: str  # with what the settings discard
+    end_status: str  # how the conversation itself ended: never `discarded`
+    reason: str = ""  # a short name of why
+    failed: bool = False  # `status` is that
+    error: str = ""  # in words, without secrets
+    error_class: str = ""  # whose fault it was
+    retryable: bool = False  # resume may try it again
+    success: bool = False  # the checker's verdict, else `completed`
+    success_reason: str = ""  # the checker's, or what went wrong with it
+    reward: float = 0.0  # the checker's
+    rewards: str = "[]"  # JSON list of {name, value}, the checker's
+    usage: Usage = Usage()  # tokens as reported, of pictures and children too
+    requests: int = 0  # HTTP requests for them, failed ones too
+    cost_usd: float = 0.0  # of `usage`
+    unreported: Unreported = Unreported()  # estimates for replies without usage, on top of it
+    duration_seconds: float = 0.0  # of this try
+    final_response: str = ""  # the last answer, or "" without one
     environment: RowEnvironment = RowEnvironment()
-    tools_offered: str = ""
-    unknown_tools: str = "[]"
-    extra_tool_stats: str = "{}"
-    inner_tool_stats: str = "{}"
-    context_trimmed: bool = False
-    context_turns: int = 0
-    dataset_row: str = "{}"
+    tools_offered: str = ""  # names with blanks between
+    unknown_tools: str = "[]"  # JSON list of {name, count}: invented tools that were called
+    extra_tool_stats: str = "{}"  # JSON, as tool_stats: tools of one's own and of MCP servers that were called
+    inner_tool_stats: str = "{}"  # JSON, as tool_stats: calls that scripts of execute_code made
+    context_trimmed: bool = False  # requests left out parts of old tool results that stand here whole
+    context_turns: int = 0  # turns after the system's that came with the dataset's row
+    dataset_row: str = "{}"  # JSON: the dataset's row without its prompt and id
 
 
 class ChildRow(Row, frozen=True, kw_only=True):

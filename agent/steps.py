@@ -14,7 +14,7 @@ from agent.errors import RunStopped
 from agent.faults import Done, Fault, attempted, guarded
 from agent.prompt import Prompt, Try
 from tools.environments.base import Environment
-from tools.errors import RowFailed, ToolError, UsageProblem
+from tools.errors import DiskFull, RowFailed, ToolError, UsageProblem
 
 LEAVING = 60.0  # seconds that the step behind a conversation has
 TOO_LONG = "the step behind the conversation took too long"
@@ -74,6 +74,8 @@ def _left(step: "asyncio.Future[Done[None] | Fault]", *, cancelled: bool) -> Lef
         outcome = step.result()
     except (RowFailed, RunStopped) as failed:
         return Left(str(failed), failed, cancelled)
+    except DiskFull as full:
+        return Left(str(full), RunStopped("disk", str(full)), cancelled)
     except (ToolError, UsageProblem, TimeoutError, asyncio.CancelledError) as error:
         return Left(str(error) or type(error).__name__, cancelled=cancelled)
     problem = f"{outcome}\n{outcome.trace}" if isinstance(outcome, Fault) else ""

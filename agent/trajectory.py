@@ -51,7 +51,7 @@ _THINK_FIRST = re.compile(r"<think>\n(?:.+\n)?</think>(?:\n|\Z)", re.DOTALL)
 _spoken_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-class Conversation(Struct, frozen=True):
+class ParsedTrajectory(Struct, frozen=True):
     """A trajectory read. The dataset's system text, if any, is the first message."""
 
     messages: list[Message]
@@ -219,7 +219,7 @@ def _tools_json(tools: Sequence[ToolSpec]) -> str:
 # --- reading
 
 
-def parse_trajectory(turns: Sequence[Turn]) -> Conversation:
+def parse_trajectory(turns: Sequence[Turn]) -> ParsedTrajectory:
     """Messages and tools of a trajectory in this format, other wordings of the system turn and missing think blocks
     allowed. ValueError names the first turn that cannot be read without loss."""
     messages: list[Message] = []
@@ -235,7 +235,7 @@ def parse_trajectory(turns: Sequence[Turn]) -> Conversation:
                 messages += _read_turn(turn, gpt_turns)
         except ValueError as problem:
             raise ValueError(f"turn {place}: {problem}") from problem
-    return Conversation(messages, tools)
+    return ParsedTrajectory(messages, tools)
 
 
 def _read_system(value: str) -> tuple[list[ToolSpec], str]:

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from batch.index import JournalIndex
+from batch.index import JournalIndex
+from batch.store import RunDirectory, replace_file
 
 _ITEMS_PER_CHUNK = 4096
 _ERROR_HEAD = 200
@@ -24,7 +24,12 @@ class _Failure(Struct, frozen=True, kw_only=True, gc=False):
 _decode_failure = msgspec.json.Decoder(_Failure).decode
 
 
-def checkpoint(index: "JournalIndex", *, run_name: str, started_at: str) -> Iterator[bytes]:
+def write_checkpoint(directory: RunDirectory, index: JournalIndex, run_name: str) -> None:
+    """Replaces the run's. RunStopped if the disk refuses."""
+    replace_file(directory.checkpoint_path, checkpoint(index, run_name=run_name, started_at=directory.started_at()))
+
+
+def checkpoint(index: JournalIndex, *, run_name: str, started_at: str) -> Iterator[bytes]:
     """The file's content, piece by piece, so that its lists are never in memory whole. Times as in the journal."""
     counts, now = index.counts(), utc_now()
     yield b'{\n  "run_name": ' + _json(run_name)
@@ -49,7 +54,7 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
-def _failures(index: "JournalIndex") -> Iterator[dict[str, Any]]:
+def _failures(index: JournalIndex) -> Iterator[dict[str, Any]]:
     for row, line in index.failed_lines():
         failure = _decode_failure(line)
         yield {

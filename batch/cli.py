@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,9 +18,9 @@ from tools.errors import RowFailed, UsageProblem
 from tools.mcp.servers import check_servers
 
 if TYPE_CHECKING:
+    from tools.distributions import Distribution
     from tools.environments.base import BackendSettings
     from tools.toolsets import Catalog
-    from toolset_distributions import Distribution
 
 WIDTH = 115
 STATE_SECONDS = 25.0  # for each backend of the listing: longer than they give a service
@@ -118,14 +117,6 @@ def version_text(program: str) -> str:
         return f"{program} (not installed)"
 
 
-def open_standard_streams() -> None:
-    """Those that the caller had closed lead nowhere, or the next files opened would take their places."""
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest descriptor that is free: this one
-            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))
-
-
 def show(action: Action, environ: Mapping[str, str], of: Page, settings: RunSettings | None = None) -> None:
     """Prints what an action other than `run` asks for; `settings`: whose tools are to be listed too. UsageProblem if it
     cannot be written, or the settings' tools cannot be used; a reader that is gone has seen enough."""
@@ -134,7 +125,7 @@ def show(action: Action, environ: Mapping[str, str], of: Page, settings: RunSett
 
 def shown(printing: Callable[[], None]) -> None:
     """As `show`, for whatever prints."""
-    if sys.__stdout__ is None:  # see `open_standard_streams`: what is written leads nowhere
+    if sys.__stdout__ is None:  # see `batch.exits.open_standard_streams`: what is written leads nowhere
         raise UsageProblem("the output cannot be written: stdout is closed")
     try:
         with _gone_reader():
@@ -176,12 +167,20 @@ def _show(action: Action, environ: Mapping[str, str], of: Page, settings: RunSet
 
 
 def _show_distributions(own: "Mapping[str, Distribution]", as_json: bool) -> None:
-    from toolset_distributions import DISTRIBUTIONS, main  # noqa: PLC0415 - only this listing needs it
+    from tools.distributions import DISTRIBUTIONS  # noqa: PLC0415 - only this listing needs it
 
     if as_json:
         print_json([{"distribution": name, **_fields(each)} for name, each in {**DISTRIBUTIONS, **own}.items()])
     else:
-        main(own)
+        print_distributions(own)
+
+
+def print_distributions(own: "Mapping[str, Distribution] | None" = None) -> None:
+    """A table on stdout of all distributions, also of a run's own."""
+    from tools.distributions import describe_distributions  # noqa: PLC0415 - only this listing needs it
+
+    columns = ("Distribution", "Toolsets (chance in percent)", "Description")
+    print_table("Toolset distributions", columns, describe_distributions(own or {}))
 
 
 def _fields(struct: Struct) -> dict[str, Any]:
@@ -190,8 +189,8 @@ def _fields(struct: Struct) -> dict[str, Any]:
 
 def _catalog(environ: Mapping[str, str], settings: RunSettings) -> "Catalog":
     from agent.catalog import open_catalog  # noqa: PLC0415 - only these listings need it
-    from batch.plan import tool_settings  # noqa: PLC0415 - as above
     from batch.sources import find_sources  # noqa: PLC0415 - as above
+    from batch.told import tool_settings  # noqa: PLC0415 - as above
     from tools.toolsets import find_lacking  # noqa: PLC0415 - as above
 
     check_servers(settings.mcp_servers)
@@ -215,7 +214,7 @@ def _key_state(is_set: bool, needless: bool) -> str:
 
 async def _backends(settings: RunSettings) -> list[tuple[str, str]]:
     """Each is tried, all at once."""
-    from batch.plan import backend_settings  # noqa: PLC0415 - only this listing needs it
+    from batch.told import backend_settings  # noqa: PLC0415 - only this listing needs it
     from tools.environments.table import BACKENDS  # noqa: PLC0415 - as above
 
     told = backend_settings(settings)
@@ -273,5 +272,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     if not console.is_terminal:
-        console.width = 1000
+        unbounded = console.options.update(max_width=10_000)
+        console.width = max(80, console.measure(table, options=unbounded).maximum)
     console.print(table)

@@ -19,11 +19,9 @@ from msgspec import Struct
 from agent.prompt import Prompt
 from agent.text import clean
 from batch.messages import Job
-from batch.rows import RowProblem, RowReader, parse_row, read_prompt, row_identity
+from batch.rows import RowProblem, RowReader, read_prompt, row_identity
 from batch.spool import open_lines
 from tools.errors import UsageProblem
-
-__all__ = ["BadRow", "Dataset", "DatasetScan", "Job", "Selection", "open_dataset", "parse_row", "scan"]
 
 BAD_ROWS_KEPT = 1000
 _BLOCK = 1 << 20
@@ -54,7 +52,7 @@ class DatasetScan(Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """All of those."""
+        """All tool and toolset names that rows ask for."""
         return frozenset(name for names in self.asked for name in names)
 
 

@@ -1,5 +1,6 @@
 """Exit codes, and the border at which every kind of error becomes one. What every program of ours ends by."""
 
+import os
 import shlex
 import shutil
 import signal
@@ -12,13 +13,18 @@ from typing import NoReturn
 
 from agent.errors import RunStopped
 from agent.faults import Fault, attempted
-from batch.cli import open_standard_streams
 from batch.progress import plain, print_lines
+from batch.signals import SIGNALS
 from tools.errors import UsageProblem
 
 FINISHED, SOME_FAILED, USAGE, STOPPED_EARLY, FAULT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 70, 130, 143
 RESUMABLE = (SOME_FAILED, STOPPED_EARLY, INTERRUPTED, TERMINATED)
-SIGNALS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+EXIT_CODES = dict(zip(SIGNALS, (INTERRUPTED, TERMINATED), strict=True))
+STOP_GRACE = 30.0  # seconds that running rows have to come to an end once a stop was asked for
+
+
+class InternalFaultError(Exception):
+    """A fault of our own that ends the program; the text holds the traceback."""
 
 
 class _Terminated(KeyboardInterrupt):
@@ -53,6 +59,14 @@ def _be_silent() -> None:
     """What an interrupt left half begun (an event loop, a coroutine) would complain of it at its end."""
     sys.unraisablehook = lambda _: None
     warnings.simplefilter("ignore")
+
+
+def open_standard_streams() -> None:
+    """Those that the caller had closed lead nowhere, or the next files opened would take their places."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest descriptor that is free: this one
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))
 
 
 def exit_code(work: Callable[[], int]) -> int:

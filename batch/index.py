@@ -13,9 +13,9 @@ from itertools import compress
 
 from msgspec import Struct
 
-from batch.dataset import Dataset, Job
+from batch.dataset import Dataset
 from batch.facts import MergePolicy, Tried
-from batch.messages import PromptEnded
+from batch.messages import Job, PromptEnded
 from batch.reading import (
     AS_WRITTEN,
     CHANGED,
@@ -38,7 +38,7 @@ from batch.reading import (
     place_of,
     read_files,
 )
-from batch.statistics import Spent, Statistics
+from batch.statistics import Statistics, TryTotals
 from batch.store import RowFiles, RunDirectory
 from tools.errors import UsageProblem
 
@@ -77,7 +77,7 @@ class JournalIndex:
         self.samples = samples
         self.order = order
         self.policy = MergePolicy()
-        self.spent = Spent()
+        self.totals = TryTotals()
         self.statistics = Statistics()  # of the last try of every slot; as it was read: not to be asked after `note`
         self.tool_calls: Counter[str] = Counter()  # of the last try of every slot
         self.foreign = 0  # lines that are no rows
@@ -111,7 +111,7 @@ class JournalIndex:
 
     def note(self, ended: PromptEnded) -> None:
         """A try that has just ended."""
-        self.spent.add(ended.api_calls, ended.spend, ended.duration_seconds, ended.start_retries)
+        self.totals.add(ended.api_calls, ended.spend, ended.duration_seconds, ended.start_retries)
         state = RETRYABLE if ended.status == "failed" and ended.retryable else STATES[ended.status]
         is_discard = state == DISCARDED and ended.reason == "no_reasoning"
         self._count(ended.batch_num, int(state != STOPPED), int(is_discard))
@@ -134,7 +134,7 @@ class JournalIndex:
         self._take_back()
 
     def _add(self, totals: Totals) -> None:
-        self.spent += totals.spent
+        self.totals += totals.of_tries
         self.statistics += totals.statistics
         self.tool_calls.update(totals.tool_calls)
         self.foreign += totals.foreign
@@ -200,7 +200,7 @@ class JournalIndex:
             yield self.next_job(row, sample)
 
     def count_pending(self, retry: Collection[str], only_ids: Collection[str], max_attempts: int) -> int:
-        """How many those are now."""
+        """How many jobs `pending` would give now."""
         return sum(1 for _ in self._pending(retry, only_ids, max_attempts))
 
     def _pending(

@@ -34,7 +34,7 @@ from batch.plan import Plan, file_sha, finalize_plan, make_plan
 from batch.processes import start_server
 from batch.progress import RunReport, counted, print_lines, print_summary
 from batch.run import Run, count_pending
-from batch.settings import RunSettings, manifest, recorded, records_file, resume_command, run_directory
+from batch.settings import RunSettings, for_the_record, recorded, records_file, resume_command, run_directory
 from batch.store import RunDirectory, is_writable
 from batch.summary import RunSummary, SummaryOptions, finalize
 from tools.environments.base import Owner
@@ -48,7 +48,9 @@ LIBRARIES = ("batch-runner", "openai", "msgspec")
 
 
 def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], kind: RunKind = BATCH_RUNNER) -> int:
-    """Does what the settings say; returns the exit code. Raises UsageProblem, RunStopped."""
+    """Does what the settings say; returns the exit code. Raises UsageProblem, RunStopped.
+
+    `environ` is laid over this process's environment too: workers, backends and plug-ins look there."""
     try:
         os.getcwd()  # noqa: PTH109 - what is asked is whether there is one
     except FileNotFoundError as error:
@@ -59,10 +61,8 @@ def run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], 
 
 
 def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str], out: TextIO, kind: RunKind) -> int:
-    keys = {API_KEY_VARIABLE: settings.api_key, SEARCH_KEY: settings.search_api_key, IMAGE_KEY: settings.image_api_key}
-    keys[VISION_KEY] = settings.vision_api_key
-    keys.update(secret_variables(settings.mcp_servers, environ))
-    os.environ.update({name: key for name, key in keys.items() if key})  # workers find them there, as any other key
+    environ = {**environ, **_given_keys(settings, environ)}
+    os.environ.update(environ)
     directory = RunDirectory(run_directory(settings))
     owner = current_owner(settings.run_name)
     if settings.dry_run:
@@ -71,7 +71,7 @@ def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str],
     lock = directory.own(owner, steal=settings.steal_lock)
     try:
         if settings.finalize:
-            plan = finalize_plan(settings, _manifest(directory), kind)
+            plan = finalize_plan(settings, environ, _manifest(directory), kind)
             return Session(plan, directory, owner, argv, out, kind).finalize()
         if settings.num_workers:
             models = [settings.model, *([settings.vision_model] if settings.vision_model else [])]
@@ -81,6 +81,14 @@ def _run(settings: RunSettings, argv: Sequence[str], environ: Mapping[str, str],
     finally:
         directory.remove_if_unused()
         lock.release()
+
+
+def _given_keys(settings: RunSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The keys that settings give, by the variables in which they are looked for as any other key."""
+    keys = {API_KEY_VARIABLE: settings.api_key, SEARCH_KEY: settings.search_api_key, IMAGE_KEY: settings.image_api_key}
+    keys[VISION_KEY] = settings.vision_api_key
+    keys.update(secret_variables(settings.mcp_servers, environ))
+    return {name: key for name, key in keys.items() if key}
 
 
 def _refuse_bad_outputs(settings: RunSettings, directory: RunDirectory, more: Sequence[Path]) -> None:
@@ -98,8 +106,8 @@ def _refuse_bad_outputs(settings: RunSettings, directory: RunDirectory, more: Se
 def _planned(settings: RunSettings, environ: Mapping[str, str], directory: RunDirectory, kind: RunKind) -> Plan:
     _refuse_other_results(settings, directory)
     known = directory.read_manifest() or {}
-    begun = known if directory.holds_results() and not settings.allow_config_change else None
-    return asyncio.run(make_plan(settings, environ, known.get("backend", ""), kind, begun))
+    binding = known if directory.holds_results() and not settings.allow_config_change else None
+    return asyncio.run(make_plan(settings, environ, known.get("backend", ""), kind, binding))
 
 
 def _refuse_other_results(settings: RunSettings, directory: RunDirectory) -> None:
@@ -180,10 +188,10 @@ class Session:
             self._say("nothing is left to run")
         stopped, signal_code = self._work(index, pending) if pending else (None, 0)
         if pending:  # anew, from the journal alone: what --finalize does is what every run does
-            written = index.spent.tries
+            written = index.totals.tries
             index.close()
             index = self._scan()
-            stopped = stopped or self._lost(written - index.spent.tries)
+            stopped = stopped or self._lost(written - index.totals.tries)
         closed = ended(
             record,
             ended_at=utc_text(time.time()),
@@ -242,7 +250,7 @@ class Session:
         plan = self._plan
         return Invocation(
             run_name=self._settings.run_name,
-            settings=manifest(self._settings, self._redactor.text),
+            settings=for_the_record(self._settings, self._redactor.text),
             dataset={
                 "path": str(Path(plan.dataset.path).resolve()) if plan.dataset.path else "",
                 "size": plan.scan.size,
@@ -341,7 +349,7 @@ class Session:
         settings, scan = self._settings, self._plan.scan
         return SummaryOptions(
             run_name=settings.run_name,
-            distribution=settings.distribution,
+            distribution="" if settings.enabled_toolsets else settings.distribution,
             model=record["settings"].get("model", settings.model),
             batch_size=settings.batch_size,
             duration_seconds=seconds_so_far(record),

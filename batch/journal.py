@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from agent.errors import RunStopped
+from agent.errors import RunStopped, StopReason
 
 _CHUNK = 1 << 16
 _OPEN_FILES = 64
@@ -192,7 +192,7 @@ class JournalWriter:
         self._path_of = path_of
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._files: OrderedDict[int, BatchFile] = OrderedDict()
-        self._refusal: tuple[str, str] | None = None
+        self._refusal: tuple[StopReason, str] | None = None
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._started = False
 
@@ -241,7 +241,7 @@ class JournalWriter:
         for number, each in enumerate(waiting):
             _tell(each, RunStopped(*outcome) if isinstance(outcome, tuple) else outcome[number])
 
-    def _written(self, waiting: list[_Waiting]) -> list[Place] | tuple[str, str]:
+    def _written(self, waiting: list[_Waiting]) -> list[Place] | tuple[StopReason, str]:
         """Their places, on disk; or why there will be none, now and later."""
         groups: dict[int, list[int]] = {}
         for number, each in enumerate(waiting):
@@ -253,8 +253,9 @@ class JournalWriter:
                 places.update(zip(numbers, file.write([waiting[number].row for number in numbers]), strict=True))
                 file.sync()
             except OSError as error:
-                self._refusal = ("disk", disk_stop(self._path_of(self._directory, batch_num), error).message)
-                return self._refusal
+                stop = disk_stop(self._path_of(self._directory, batch_num), error)
+                self._refusal = refusal = (stop.reason, stop.message)
+                return refusal
         return [places[number] for number in range(len(waiting))]
 
     def _file(self, batch_num: int) -> BatchFile:

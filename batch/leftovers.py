@@ -11,7 +11,7 @@ _SECONDS = 20.0  # for all tries of one sandbox: as long as a run may have to wa
 
 
 def unremoved(backend: Backend) -> tuple[str, ...]:
-    """Names of those that `backend` has not told of yet."""
+    """Names of sandboxes that `backend` could not remove, without those that it has named before."""
     return backend.unremoved() if isinstance(backend, Rented) else ()
 
 
@@ -30,7 +30,7 @@ class Leftovers:
         self._is_given_up = False
 
     def add(self, names: Iterable[str]) -> None:
-        """They are to be removed."""
+        """Begins to try to remove these again."""
         for name in names:
             self._left.add(name)
             self._begin(name, _PAUSES)

@@ -36,6 +36,8 @@ FIXED = (
     "seed",
     "shuffle",
     "image",
+    "cwd",
+    "network",
 )
 """Settings that decide what the data is: they may not change while a run grows. So too the resolved backend."""
 

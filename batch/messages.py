@@ -7,10 +7,12 @@ keys (the names of their variables cross).
 import asyncio
 import struct
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
+from agent.errors import StopReason
 from agent.models.base import Lease, Verdict
 from agent.prompt import Try
 from agent.types import Spend
@@ -67,7 +69,7 @@ class Refused(Struct, frozen=True, tag=True, omit_defaults=True):
     """The answer to an Ask once no request is let go any more."""
 
     ask: int
-    reason: str
+    reason: StopReason
     message: str
     gate: int = 0
 
@@ -75,7 +77,7 @@ class Refused(Struct, frozen=True, tag=True, omit_defaults=True):
 class Stop(Struct, frozen=True, tag=True):
     """No new rows, no new model calls; `now`: running rows are cut off too."""
 
-    reason: str
+    reason: StopReason
     now: bool
 
 
@@ -170,10 +172,10 @@ class Log(Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Broken(Struct, frozen=True, tag=True):
-    """The worker cannot go on; `kind` is usage, stop or fault."""
+    """The worker cannot go on."""
 
-    kind: str
-    reason: str
+    kind: Literal["usage", "stop", "fault"]
+    reason: StopReason
     message: str
 
 

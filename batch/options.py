@@ -3,7 +3,6 @@
 Every field is `Annotated` with `about(...)`. Pure but for `read_yaml`, which reads its file. Knows no setting by name.
 """
 
-import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import yaml
 from msgspec import Meta, Struct, inspect
 
 from tools.errors import UsageProblem
+from tools.names import nearest
 
 
 def about(group: str, meaning: str, *aliases: str, **more: Any) -> Meta:
@@ -143,16 +143,11 @@ def by_name(options: Iterable[Option]) -> dict[str, Option]:
     return {name: option for option in options for name in (option.name, *option.aliases)}
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that was probably meant, or ""."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else ""
-
-
 def unknown(what: str, name: str, known: Iterable[str], prefix: str = "") -> UsageProblem:
     """The error for a name that nobody knows; `prefix` is what stands before the nearest one."""
     near = nearest(name, known)
-    return UsageProblem(f"unknown {what}" + (f": did you mean {prefix}{near}?" if near else "; --help lists them all"))
+    said = f": did you mean {prefix}{near[0]}?" if near else "; --help lists them all"
+    return UsageProblem(f"unknown {what}{said}")
 
 
 def read_flags(argv: Sequence[str], options: Sequence[Option], actions: Sequence[str]) -> tuple[list[Given], set[str]]:
@@ -201,6 +196,19 @@ def _value(rest: list[str], option: Option, flag: str) -> str:
     if not rest or rest[-1].startswith("--"):
         raise UsageProblem(f"{flag} needs a value: {option.expected} (write one that starts with -- as {flag}=VALUE)")
     return rest.pop()
+
+
+def read_all(
+    flags: Sequence[Given], config: Option, options: Sequence[Option], environ: Mapping[str, str], prefix: str
+) -> list[list[Given]]:
+    """All sources, the strongest first: the flags, the YAML file that the flag `config` among them names, the
+    environment."""
+    file = merge([[given for given in flags if given.option is config]]).get("config", "")
+    return [
+        [given for given in flags if given.option is not config],
+        read_yaml(Path(file), options) if file else [],
+        read_environment(environ, options, prefix),
+    ]
 
 
 def read_environment(environ: Mapping[str, str], options: Sequence[Option], prefix: str) -> list[Given]:

@@ -1,6 +1,5 @@
 """From settings to a plan: everything that can be wrong is found here, before anything is spent or written."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -9,28 +8,25 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from agent.catalog import Sources, open_catalog
+from agent.catalog import open_catalog
 from agent.checkers import Plugin, load_plugin
 from agent.models.gate import RunGate
-from agent.models.options import RequestOptions
-from agent.models.providers import Target, resolve_targets
 from agent.models.table import ModelSpec, is_local, open_model
 from agent.outcome import RolloutPolicy
 from agent.pricing import cost
 from agent.prompt import Prompt
 from agent.secrets import redactor_for
-from agent.types import Message, Usage
+from agent.types import Usage
 from batch.dataset import Dataset, DatasetScan, Selection, scan
 from batch.eye import eye_spec
 from batch.kind import BATCH_RUNNER, RunKind
 from batch.manifest import differences, refuse_changed
 from batch.progress import counted
-from batch.settings import RunSettings, manifest, recorded, run_directory
+from batch.settings import RunSettings, for_the_record, recorded, run_directory
 from batch.sources import find_sources, refuse_lacking
-from tools.environments.base import BackendSettings, Limits
+from batch.told import backend_settings, model_spec, rollout_policy, tool_settings
 from tools.environments.table import BACKENDS, load_backend, resolve_backend
 from tools.errors import RowFailed, UsageProblem
-from tools.services import ToolSettings
 from tools.toolsets import BUILT_IN, Catalog, find_lacking
 
 BAD_ROWS_SHOWN = 10
@@ -73,28 +69,29 @@ async def make_plan(
     environ: Mapping[str, str],
     recorded_backend: str = "",
     kind: RunKind = BATCH_RUNNER,
-    begun: Mapping[str, Any] | None = None,
+    binding: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Reads the dataset whole, looks at the backend, its image, the plug-ins and the keys. Raises UsageProblem.
 
-    `recorded_backend` is the one that a run to be resumed has used so far, `begun` its manifest if it may not change.
+    `environ` has the keys that settings give too. `recorded_backend` is the one that a run to be resumed has used so
+    far, `binding` its manifest if it may not change.
     """
-    model = model_spec(settings, os.environ)
+    model = model_spec(settings, environ)
     if is_local(settings.model):
         open_model(model, RunGate())  # reads the script or finds the run, so that a bad one is found now
-    eye = eye_spec(settings, model, os.environ)
+    eye = eye_spec(settings, model, environ)
     for each in (model, *([eye] if eye else [])):
         _check_prices(settings, each)
     if settings.success_checker:
         load_plugin(settings.success_checker)
     directory = run_directory(settings)
     tools = tool_settings(settings, directory)
-    if begun:
-        redactor, _ = redactor_for([model, *([eye] if eye else [])], os.environ, tools)
-        _refuse_other_settings(settings, begun, redactor.text)
-    sources = await find_sources(settings, os.environ)
+    if binding:
+        redactor, _ = redactor_for([model, *([eye] if eye else [])], environ, tools)
+        _refuse_other_settings(settings, binding, redactor.text)
+    sources = await find_sources(settings, environ)
     refuse_lacking(settings, sources)
-    catalog = open_catalog(sources, find_lacking(tools, os.environ))
+    catalog = open_catalog(sources, find_lacking(tools, environ))
     dataset, found = read_dataset(settings, directory, catalog, kind)
     order = selection(settings).order(dataset)
     absent = _check_toolsets(settings, found, catalog)
@@ -111,26 +108,26 @@ async def make_plan(
         order=order,
         model=model,
         eye=eye,
-        policy=kind.policy(settings, rollout_policy(settings, os.environ, tools, catalog, sources)),
+        policy=kind.policy(settings, rollout_policy(settings, environ, tools, catalog, sources)),
         catalog=catalog,
         absent=absent,
         toolless=_count_toolless(settings, found, catalog),
         backend=backend,
         on_task_done=load_plugin(settings.on_task_done) if settings.on_task_done else None,
-        environ=dict(os.environ),
+        environ=environ,
     )
 
 
-def _refuse_other_settings(settings: RunSettings, begun: Mapping[str, Any], redact: Callable[[str], str]) -> None:
+def _refuse_other_settings(settings: RunSettings, binding: Mapping[str, Any], redact: Callable[[str], str]) -> None:
     """What can be told before anything is looked at; what `auto` and servers' tools come to is told later."""
     requested = settings.container_backend
     now = {
-        "settings": manifest(settings, redact),
-        "backend": requested if requested in BACKENDS else begun["backend"],
+        "settings": for_the_record(settings, redact),
+        "backend": requested if requested in BACKENDS else binding["backend"],
         "prefill_sha256": file_sha(settings.prefill_messages_file),
         "tools_sha256": file_sha(settings.tools_module),
     }
-    refuse_changed(differences(begun, now))
+    refuse_changed(differences(binding, now))
 
 
 def file_sha(file: str) -> str:
@@ -141,7 +138,9 @@ def file_sha(file: str) -> str:
         raise UsageProblem(f"{file} cannot be read: {error.strerror}") from error
 
 
-def finalize_plan(settings: RunSettings, known: Mapping[str, Any], kind: RunKind = BATCH_RUNNER) -> Plan:
+def finalize_plan(
+    settings: RunSettings, environ: Mapping[str, str], known: Mapping[str, Any], kind: RunKind = BATCH_RUNNER
+) -> Plan:
     """A plan for making a run's files anew: what shapes the data is the manifest's, how it is shown the settings'."""
     before = recorded(known, kind.settings)
     kept = ("samples_per_prompt", "max_samples", "shuffle", "seed", "spread", "distribution", "batch_size", "model")
@@ -161,7 +160,7 @@ def finalize_plan(settings: RunSettings, known: Mapping[str, Any], kind: RunKind
         catalog=catalog,
         backend=known["backend"],
         on_task_done=None,
-        environ=dict(os.environ),
+        environ=environ,
     )
 
 
@@ -232,29 +231,6 @@ def _bad_rows_text(file: str, found: DatasetScan) -> str:
 # --- model
 
 
-def model_spec(settings: RunSettings, environ: Mapping[str, str]) -> ModelSpec:
-    """The model and its fallbacks with their endpoints and the names of their keys."""
-    return ModelSpec(model=settings.model, targets=_targets(settings, environ), options=request_options(settings))
-
-
-def _targets(settings: RunSettings, environ: Mapping[str, str]) -> tuple[Target, ...]:
-    if is_local(settings.model):
-        return ()
-    fallbacks = settings.fallback_model[: settings.max_fallback_attempts]
-    return resolve_targets(
-        settings.model, settings.provider, settings.base_url, settings.api_key, fallbacks, environ=environ
-    )
-
-
-def request_options(settings: RunSettings) -> RequestOptions:
-    """The settings that shape requests."""
-    names = [field.name for field in msgspec.structs.fields(RequestOptions)]
-    given = {name: getattr(settings, name) for name in names}
-    if settings.deterministic:
-        given["temperature"] = 0.0
-    return RequestOptions(**given)
-
-
 def _check_prices(settings: RunSettings, model: ModelSpec) -> None:
     if settings.max_cost is None:
         return
@@ -264,92 +240,6 @@ def _check_prices(settings: RunSettings, model: ModelSpec) -> None:
 
 
 # --- tools and sandbox
-
-
-def tool_settings(settings: RunSettings, directory: Path) -> ToolSettings:
-    """What the run decides for its tools."""
-    return ToolSettings(
-        search_provider=settings.search_provider or "",
-        search_url=settings.search_url,
-        allow_private_urls=settings.allow_private_urls,
-        browser_program=settings.browser_program,
-        sees=settings.vision_model or ("" if is_local(settings.model) else settings.model),
-        image_model=settings.image_model,
-        image_base_url=settings.image_base_url,
-        context_window=settings.context_window or 0,
-        artifacts=str(directory / "artifacts"),
-    )
-
-
-def backend_settings(settings: RunSettings) -> BackendSettings:
-    """What backends are told."""
-    return BackendSettings(
-        network=settings.network,
-        pull_policy=settings.pull_policy,
-        container_user=settings.container_user,
-        read_only_root=settings.read_only_root,
-        gpus=settings.gpus,
-        ssh_hosts=settings.ssh_hosts,
-        ssh_key=settings.ssh_key,
-        ssh_known_hosts=settings.ssh_known_hosts,
-        ssh_capacity=settings.ssh_capacity,
-        singularity_cache=settings.singularity_cache,
-    )
-
-
-def rollout_policy(
-    settings: RunSettings,
-    environ: Mapping[str, str],
-    tools: ToolSettings = ToolSettings(),  # noqa: B008 - frozen
-    catalog: Catalog = BUILT_IN,
-    sources: Sources = Sources(),  # noqa: B008 - as above
-) -> RolloutPolicy:
-    """The settings that shape rollouts."""
-    return RolloutPolicy(
-        seed=settings.seed,
-        send_seed=settings.deterministic or settings.samples_per_prompt > 1,
-        distribution=settings.distribution,
-        enabled_toolsets=settings.enabled_toolsets,
-        disabled_toolsets=settings.disabled_toolsets,
-        max_turns=settings.max_turns,
-        timeout=settings.timeout,
-        ephemeral_system_prompt=settings.ephemeral_system_prompt,
-        prefill=read_prefill(settings.prefill_messages_file),
-        parse_text_tool_calls=settings.parse_text_tool_calls,
-        image=settings.image,
-        cwd=settings.cwd,
-        limits=Limits(cpus=settings.cpus, memory_mb=settings.memory_mb, network=settings.network),
-        volumes=settings.volumes,
-        variables={name: environ[name] for name in settings.env_allow if name in environ},
-        command_timeout=settings.command_timeout,
-        keep_no_reasoning=settings.keep_no_reasoning,
-        keep_unknown_tools=settings.keep_unknown_tools,
-        max_attempts=settings.max_attempts,
-        tools=tools,
-        lacking=dict(catalog.lacking),
-        sources=sources,
-    )
-
-
-class _Prefill(Struct, forbid_unknown_fields=True):
-    role: str
-    content: str
-
-
-def read_prefill(file: str) -> tuple[Message, ...]:
-    """The messages of a prefill file: a JSON array of {role: user or assistant, content}."""
-    if not file:
-        return ()
-    try:
-        given = msgspec.json.decode(Path(file).read_bytes(), type=list[_Prefill])
-    except OSError as error:
-        raise UsageProblem(f"prefill_messages_file {file}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise UsageProblem(f"prefill_messages_file {file}: not a JSON array of {{role, content}}: {error}") from error
-    try:
-        return msgspec.convert([msgspec.structs.asdict(each) for each in given], type=tuple[Message, ...])
-    except msgspec.ValidationError as error:
-        raise UsageProblem(f"prefill_messages_file {file}: {error}") from error
 
 
 def _check_toolsets(settings: RunSettings, found: DatasetScan, catalog: Catalog) -> dict[str, str]:

@@ -16,11 +16,13 @@ from typing import Protocol
 
 import msgspec
 
-from agent.errors import RunStopped
+from agent.errors import RunStopped, Stopping, StopReason
 from agent.faults import Fault, attempted, fault_of
 from agent.models.base import Lease, Verdict
 from agent.models.gate import RunGate
+from batch.exits import STOP_GRACE, InternalFaultError
 from batch.messages import (
+    NO_ROW,
     Ask,
     BatchJob,
     Broken,
@@ -47,17 +49,12 @@ from batch.worker import Worker, WorkerSpec
 from tools.errors import UsageProblem
 
 SILENCE = 10.0  # seconds without a heartbeat, with a row past its deadline: the loop is blocked
-STOP_GRACE = 30.0  # seconds that running rows have to come to an end once a stop was asked for
 CUT_GRACE = 12.0  # seconds that they have once they were cut off
 LAST_WORDS = 1.0  # seconds in which a dead worker's socket is read to its end
 EXIT_GRACE = 15.0  # seconds that an idle worker has to close what it opened
 FRUITLESS = 10  # workers in a row that die before they ask for rows: something is wrong with us
 
 Key = tuple[str, int]  # row_key, sample_index
-
-
-class InternalFaultError(Exception):
-    """A fault of our own that ends the program; the text holds the traceback."""
 
 
 class Events(Protocol):
@@ -108,7 +105,7 @@ class Member:
         self.retiring = False
         self.last_beat = time.monotonic()
         self.was_ready = False
-        self.ended = False
+        self.is_over = False
         self.process: BaseProcess | None = None
         self.task: asyncio.Task[None] | None = None
         self._pool = pool
@@ -122,7 +119,7 @@ class Member:
 
     @property
     def rows(self) -> int:
-        """How many those are."""
+        """How many rows it was given that have no end yet."""
         return sum(map(len, self.batches.values()))
 
     def give(self, batch: BatchJob) -> None:
@@ -165,7 +162,7 @@ class Member:
             case PromptStarted():
                 self.started[(message.row_key, message.sample_index)] = message.deadline
             case PromptEnded():
-                self._ended(message)
+                self._row_ended(message)
             case WantBatch():
                 self.wants, self.was_ready = message.free, True
                 self._pool.feed()
@@ -205,7 +202,7 @@ class Member:
     def _refuse(self, message: Ask, stop: RunStopped) -> None:
         self.wire.send(Refused(message.ask, stop.reason, stop.message, message.gate))
 
-    def _ended(self, message: PromptEnded) -> None:
+    def _row_ended(self, message: PromptEnded) -> None:
         key = (message.row_key, message.sample_index)
         self.started.pop(key, None)
         jobs = self.batches.get(message.batch_num, {})
@@ -233,7 +230,7 @@ class Pool:
     ) -> None:
         self.gates = gates
         self.events = events
-        self.stop_reason = ""
+        self.stop_reason: Stopping = ""
         self.problem: Exception | None = None
         self._spec = spec
         self._slots = slots
@@ -243,7 +240,7 @@ class Pool:
         self._members: list[Member] = []
         self._changed = asyncio.Event()
         self._fruitless = 0
-        self._opening = 0
+        self._unsettled = 0  # workers that are being opened, or whose end has yet to bring what takes their place
         self._endings: set[asyncio.Future[None]] = set()
         self.started = False  # the first workers are there
         self._cut_at = float("inf")
@@ -262,7 +259,7 @@ class Pool:
             await asyncio.gather(*(self._open(slots=slots) for slots in self._slots))
             self.started = True
             self.feed()
-            while self._members or self._opening:
+            while self._members or self._unsettled:
                 await self._changed.wait()
                 self._changed.clear()
         finally:
@@ -272,7 +269,7 @@ class Pool:
         if self.problem is not None:
             raise self.problem
 
-    def stop(self, reason: str, *, now: bool = False) -> None:
+    def stop(self, reason: StopReason, *, now: bool = False) -> None:
         """No new rows and no new model calls; with `now`, running rows are cut off. Ends in bounded time."""
         self.stop_reason = self.stop_reason or reason
         cut_at = time.monotonic() + (0 if now else STOP_GRACE)
@@ -328,11 +325,11 @@ class Pool:
     # --- life of a worker
 
     async def _open(self, *, slots: int, alone: bool = False) -> None:
-        self._opening += 1
+        self._unsettled += 1
         try:
             self._members.append(await self._opened(slots=slots, alone=alone))
         finally:
-            self._opening -= 1
+            self._unsettled -= 1
 
     async def _opened(self, *, slots: int, alone: bool) -> Member:
         member = Member(self, slots=slots, alone=alone)
@@ -355,7 +352,7 @@ class Pool:
         member.wire.send(Finish())
 
     def _finish_all_if_done(self) -> None:
-        if self._opening:  # what a worker died of may still bring work
+        if self._unsettled:  # that may still bring work
             return
         idle = [member for member in self._members if member.wants and not member.busy]
         if len(idle) == len(self._members) and not self.stop_reason:
@@ -372,17 +369,17 @@ class Pool:
         the socket open."""
         if member.process is not None:
             asyncio.get_running_loop().remove_reader(member.process.sentinel)
-        if member.ended:
+        if member.is_over:
             return
-        member.ended = True
-        self._opening += 1  # until whatever takes its place is there
+        member.is_over = True
+        self._unsettled += 1
         ending = asyncio.ensure_future(self._gone(member))
         self._endings.add(ending)
         ending.add_done_callback(self._gone_for_good)
 
     def _gone_for_good(self, ending: "asyncio.Future[None]") -> None:
         self._endings.discard(ending)
-        self._opening -= 1
+        self._unsettled -= 1
         self.guard(ending.result)
         self.guard(self.feed)
         self._changed.set()
@@ -432,7 +429,7 @@ class Pool:
 
     def _take_over(self, member: Member, left: list[tuple[int, Job]], code: int) -> None:
         cause = f"signal={-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
-        self.events.log(Log(-1, -1, f"a worker died: {cause}; {len(left)} of its rows have no end"))
+        self.events.log(Log(NO_ROW, NO_ROW, f"a worker died: {cause}; {len(left)} of its rows have no end"))
         suspects = [job for _, job in left if job_key(job) in member.started]
         self.events.requeue([job for _, job in left if job_key(job) not in member.started], suspect=False)
         if not member.alone:
@@ -460,7 +457,7 @@ class Pool:
         while True:
             await asyncio.sleep(0.5)
             now = time.monotonic()
-            if now >= self._cut_at:
+            if self.stop_reason and now >= self._cut_at:
                 self._cut_at = float("inf")
                 self.stop(self.stop_reason, now=True)
             for member in self._members:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from batch.worker import SIGNALS, WorkerSpec, worker_main
+from batch.signals import SIGNALS
+from batch.worker import WorkerSpec, worker_main
 from tools.environments.base import Owner
 from tools.environments.owner import decode, encode, is_dead
 

@@ -1,4 +1,4 @@
-"""What a run shows: the only module that draws. Progress goes to stderr, the summary to stdout, log lines to run.log.
+"""What a run shows. Progress goes to stderr, the summary to stdout, log lines to run.log.
 
 A terminal gets a live display; anything else (also NO_COLOR, TERM=dumb) one plain line every few seconds, without a
 control character. Only the parent process draws, and a stream that has gone away never ends a run.

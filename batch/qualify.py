@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from agent.faults import MEANT, Fault, guarded
 from batch.cli import print_json, print_table, shown
-from batch.exits import FINISHED, SIGNALS, SOME_FAILED, handlers_kept
+from batch.exits import EXIT_CODES, FINISHED, SOME_FAILED, handlers_kept
 from batch.leftovers import unremoved
-from batch.plan import backend_settings, rollout_policy
 from batch.progress import plain
 from batch.settings import RunSettings
+from batch.told import backend_settings, rollout_policy
 from tools.environments.base import Backend, Environment, EnvironmentSpec
 from tools.environments.conformance import Check, NotHeld, NotTried, Unmet, checks_of
 from tools.environments.owner import current_owner
@@ -121,7 +121,7 @@ async def _interruptible(work: Awaitable[None]) -> int:
         code = code or signal_code
         task.cancel()
 
-    for number, signal_code in SIGNALS.items():
+    for number, signal_code in EXIT_CODES.items():
         asyncio.get_running_loop().add_signal_handler(number, interrupted, signal_code)
     try:
         await task

@@ -17,9 +17,9 @@ from typing import BinaryIO
 import msgspec
 
 from batch.dataset import Dataset
-from batch.exits import SIGNALS
 from batch.facts import MergePolicy, Tried
-from batch.statistics import Gathering, Spent, Statistics
+from batch.signals import SIGNALS
+from batch.statistics import Gathering, Statistics, TryTotals
 
 UNSEEN, COMPLETED, MAX_TURNS, TIMEOUT, PARTIAL, DISCARDED, RETRYABLE, FAILED, STOPPED, CHANGED = range(10)
 """States. RETRYABLE and FAILED are the two kinds of `failed`; CHANGED: only tries of a former content of the row."""
@@ -59,7 +59,7 @@ class Totals:
     """Sums over all tries, those too that are not their row's last."""
 
     def __init__(self) -> None:
-        self.spent = Spent()
+        self.of_tries = TryTotals()
         self.statistics = Statistics()
         self.tool_calls: Counter[str] = Counter()
         self.batches: list[tuple[int, int, int]] = []  # number, tries, discarded for lack of reasoning
@@ -101,7 +101,7 @@ class Reader:
             except (msgspec.DecodeError, KeyError):
                 totals.foreign += 1
                 continue
-            totals.spent.add_facts(tried.facts)
+            totals.of_tries.add_facts(tried.facts)
             if state != STOPPED:
                 processed += 1
             if state == DISCARDED and tried.facts.reason == "no_reasoning":

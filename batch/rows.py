@@ -19,6 +19,7 @@ from agent.prompt import Prompt
 from agent.schema import schema_fault
 from agent.text import clean
 from batch.chat import ChatProblem, read_chat
+from tools.environments.script import HELD, IS_HELD
 
 MAX_DEPTH = 200  # levels of nesting; deeper ones break readers of the files we write
 
@@ -245,6 +246,8 @@ def _variables(key: str, value: Any) -> dict[str, str]:
     for name, text in _object(key, value).items():
         if not name or "=" in name or "\ufffd" in name:
             raise RowProblem(f"{key}: {name!r} is no name of a variable")
+        if name in HELD:
+            raise RowProblem(f"{key}: {name}: {IS_HELD}")
         _text(f"{key}.{name}", text)
     return dict(value)
 

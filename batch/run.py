@@ -7,27 +7,28 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from agent.conversation import End
 from agent.errors import RunStopped
+from agent.models.account import Account, Budget, Minute
 from agent.models.gate import RunGate
-from agent.outcome import Outcome, row_of
-from agent.rollout import offered_tools
 from agent.row import encode_row
 from agent.text import Redactor, clean
-from batch.exits import SIGNALS
+from batch.checkpoint import write_checkpoint
+from batch.ended import dead_row, ended_message
+from batch.exits import EXIT_CODES, STOP_GRACE
 from batch.hook import Hook
 from batch.index import JournalIndex
 from batch.leftovers import Leftovers, unremoved, warning_of
-from batch.messages import NO_ROW, BatchJob, Job, Log, PromptEnded, try_of
-from batch.plan import Plan, backend_settings
-from batch.pool import STOP_GRACE, Pool
+from batch.messages import NO_ROW, BatchJob, Job, Log, PromptEnded
+from batch.plan import Plan
+from batch.pool import Pool
 from batch.prefetch import prefetch
 from batch.progress import Progress, ProgressSnapshot, RunLog, counted
 from batch.rows import parse_row
 from batch.settings import RunSettings, at_once
 from batch.store import RunDirectory
+from batch.told import backend_settings
 from batch.work import OpenBatch, Work
-from batch.worker import WorkerSpec, ended_message, unremoved_message
+from batch.worker import WorkerSpec, unremoved_message
 from tools.browser.folder import reap as reap_browsers
 from tools.environments.base import Outspoken, Owner
 from tools.environments.table import load_backend
@@ -141,30 +142,23 @@ class Run:
         self._log.close()
 
     def _make_gates(self) -> list[RunGate]:
-        """The run's own, and that of a model beside it, which shares the budget but ends no run."""
-        settings = self._settings
-        own = RunGate(
-            self._plan.model.keys,
-            settings.concurrency,
-            rpm=settings.rpm,
-            tpm=settings.tpm,
-            max_cost=settings.max_cost,
-            max_total_tokens=settings.max_total_tokens,
-            rate_limit_wait=settings.rate_limit_wait,
-            endpoint_wait=settings.endpoint_wait,
-            spent=self._index.spent.spend,
-            ended_rows=self._index.spent.tries,
+        """The run's own, and that of a model beside it, which shares the account but ends no run."""
+        settings, before = self._settings, self._index.totals
+        account = Account(
+            Minute(settings.rpm, settings.tpm),
+            Budget(settings.max_cost, settings.max_total_tokens, before.spend, before.tries),
         )
-        if self._plan.eye is None:
-            return [own]
-        eyes = RunGate(
-            self._plan.eye.keys,
-            settings.concurrency,
-            rate_limit_wait=settings.rate_limit_wait,
-            endpoint_wait=settings.endpoint_wait,
-            beside=own,
-        )
-        return [own, eyes]
+        return [
+            RunGate(
+                model.keys,
+                settings.concurrency,
+                account,
+                rate_limit_wait=settings.rate_limit_wait,
+                endpoint_wait=settings.endpoint_wait,
+            )
+            for model in (self._plan.model, self._plan.eye)
+            if model is not None
+        ]
 
     def _worker_spec(self) -> WorkerSpec:
         return WorkerSpec(
@@ -203,7 +197,7 @@ class Run:
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        for number, code in SIGNALS.items():
+        for number, code in EXIT_CODES.items():
             loop.add_signal_handler(number, self._interrupted, code)
 
     def _interrupted(self, code: int) -> None:
@@ -256,7 +250,7 @@ class Run:
             limit=self._gate.limit,
             at_most=self._settings.concurrency,
             tool_calls=index.tool_calls.total(),
-            model_calls=index.spent.api_calls,
+            model_calls=index.totals.api_calls,
             tokens=self._gate.spent.all_tokens,
             cost_usd=self._gate.spent.all_cost,
             checkpoint_age=None if self._checkpointed_at is None else now - self._checkpointed_at,
@@ -315,27 +309,15 @@ class Run:
 
     def died(self, batch_num: int, job: Job, cause: str) -> None:
         """See Events."""
-        last = job.attempt >= self._settings.max_attempts
-        end = End(
-            status="failed",
-            reason="worker_died",
-            error=f"worker_died {cause}",
-            error_class="worker_died",
-            retryable=not last,
-        )
-        prompt, which = parse_row(job.line), try_of(job, batch_num)
-        tools = offered_tools(prompt, self._plan.policy, job.row_key, self._plan.catalog)
-        row = row_of(
-            Outcome(
-                prompt=prompt,
-                which=which,
-                policy=self._plan.policy,
-                tools=tools,
-                redactor=self._redactor,
-                model=self._plan.model.model,
-                catalog=self._plan.catalog,
-            ),
-            end,
+        plan = self._plan
+        row = dead_row(
+            job,
+            batch_num,
+            cause,
+            plan.policy,
+            model=plan.model.model,
+            catalog=plan.catalog,
+            redactor=self._redactor,
         )
         self._directory.mend_batch(batch_num)
         offset, length = self._directory.append(batch_num, encode_row(row))
@@ -393,7 +375,7 @@ class Run:
 
     def _write_checkpoint(self) -> None:
         began = time.monotonic()
-        self._directory.write_checkpoint(self._index, self._settings.run_name)
+        write_checkpoint(self._directory, self._index, self._settings.run_name)
         now = time.monotonic()
         self._since_checkpoint = 0
         self._checkpointed_at = now

@@ -26,13 +26,14 @@ from batch.options import (
     by_name,
     merge,
     options_of,
-    read_environment,
+    read_all,
     read_flags,
     read_mapping,
-    read_yaml,
 )
+from tools.environments.script import HELD, IS_HELD
 from tools.errors import UsageProblem
-from tools.mcp.servers import McpServer, as_meant, check_servers, for_the_record
+from tools.mcp import servers
+from tools.mcp.servers import McpServer, as_meant, check_servers
 
 MOST = 10**12  # sums and products of such numbers stay within the 64 bits of files and messages
 Count = Annotated[int, Meta(ge=1, le=MOST)]
@@ -348,12 +349,7 @@ def read_sources(
     flags, asked = read_flags(argv, *_with_check([*options, CONFIG], actions))
     flags, asked = _as_backend(flags, asked, options)
     action: Action = next((each for each in actions if each in asked), "run")
-    config = merge([[given for given in flags if given.option is CONFIG]]).get("config", "")
-    sources = [
-        [given for given in flags if given.option is not CONFIG],
-        _read_config(Path(config), options) if config else [],
-        read_environment(environ, options, prefix),
-    ]
+    sources = read_all(flags, CONFIG, options, environ, prefix)
     return merge([_as_meant(given) for given in source] for source in sources), action
 
 
@@ -377,18 +373,12 @@ def _as_meant(given: Given) -> Given:
         words = {True: "on", False: "none", "default": "on"}
         meant = words.get(given.value, given.value) if isinstance(given.value, bool | str) else given.value
         return Given(given.option, meant, given.origin)
+    if given.option.name == "container_backend" and isinstance(given.value, dict):
+        raise UsageProblem(f"{given.origin}: a mapping is not supported yet; write the backend's name")
     if given.option.name != "mcp_servers":
         return given
     value = read_mapping(given) if isinstance(given.value, str) else given.value
     return Given(given.option, as_meant(clean(value)), given.origin)
-
-
-def _read_config(path: Path, options: Sequence[Option]) -> list[Given]:
-    given = read_yaml(path, options)
-    for each in given:
-        if each.option.name == "container_backend" and isinstance(each.value, dict):
-            raise UsageProblem(f"{each.origin}: a mapping is not supported yet; write the backend's name")
-    return given
 
 
 Settings = TypeVar("Settings", bound=RunSettings)
@@ -396,7 +386,7 @@ Settings = TypeVar("Settings", bound=RunSettings)
 
 def agreed(settings: Settings) -> Settings:
     """Settings that agree with each other, the run's name filled in. Raises UsageProblem."""
-    for check in (_check_input, _check_model, _check_limits, _check_sandbox):
+    for check in (_check_input, _check_model, _check_sandbox):
         check(settings)
     check_servers(settings.mcp_servers)
     return msgspec.structs.replace(
@@ -435,11 +425,12 @@ def _check_model(settings: RunSettings) -> None:
     for name in URLS:
         wrong = urlsplit(getattr(settings, name) or "http:").scheme not in {"http", "https"}
         refuse(wrong, f"{name}: expected a URL that starts with http:// or https://")
+    refuse_one_price(settings.price_in, settings.price_out)
 
 
-def _check_limits(settings: RunSettings) -> None:
-    one = (settings.price_in is None) != (settings.price_out is None)
-    refuse(one, "price_in and price_out belong together: give both")
+def refuse_one_price(price_in: float | None, price_out: float | None) -> None:
+    """Raises UsageProblem for one without the other."""
+    refuse((price_in is None) != (price_out is None), "price_in and price_out belong together: give both")
 
 
 def _check_sandbox(settings: RunSettings) -> None:
@@ -451,6 +442,7 @@ def _check_sandbox(settings: RunSettings) -> None:
     refuse(bool(wrong), f"gpus: expected all, a number or device=ID,ID, got {settings.gpus!r}")
     for name in settings.env_allow:
         refuse(not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"env_allow: {name!r} is no variable's name")
+        refuse(name in HELD, f"env_allow: {name}: {IS_HELD}")
     for volume in settings.volumes:
         shape = re.fullmatch(r"[^:]+:/[^:]*(:ro|:rw)?", volume)
         refuse(shape is None, f"volumes: expected HOST:/SANDBOX or HOST:/SANDBOX:ro, got {volume!r}")
@@ -499,13 +491,13 @@ def _unchanged(text: str) -> str:
     return text
 
 
-def manifest(settings: RunSettings, redact: Callable[[str], str] = _unchanged) -> dict[str, Any]:
+def for_the_record(settings: RunSettings, redact: Callable[[str], str] = _unchanged) -> dict[str, Any]:
     """The settings as plain values for run.json, in the order of the definition: no key, no user:password of a URL;
     `redact` goes over every text."""
     options = options_of(type(settings))
     shown = {option.name: getattr(settings, option.name) for option in options if not option.secret}
     shown.update({name: without_user(getattr(settings, name)) for name in URLS})
-    shown["mcp_servers"] = for_the_record(settings.mcp_servers)
+    shown["mcp_servers"] = servers.for_the_record(settings.mcp_servers)
     return {name: _redacted(value, redact) for name, value in shown.items()}
 
 
@@ -567,7 +559,7 @@ def _flag_value(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     if isinstance(value, dict):
-        return msgspec.json.encode(for_the_record(value)).decode()
+        return msgspec.json.encode(servers.for_the_record(value)).decode()
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

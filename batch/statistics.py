@@ -61,7 +61,7 @@ class Spread(Struct):
         }
 
 
-class Spent(Struct):
+class TryTotals(Struct):
     """Sums over tries. Plain numbers, since millions are added."""
 
     tries: int = 0
@@ -104,8 +104,8 @@ class Spent(Struct):
         if unreported.replies:
             self.unreported += unreported
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+    def __add__(self, other: "TryTotals") -> "TryTotals":
+        return TryTotals(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
     @property
     def usage(self) -> Usage:
@@ -223,7 +223,7 @@ class Statistics(Struct):
             rows.update(dict.fromkeys(names.split(), times))
         return rows
 
-    def metrics(self, spent: Spent) -> dict[str, Any]:
+    def metrics(self, totals: TryTotals) -> dict[str, Any]:
         """The content of metrics.json."""
         return {
             "rows": self.rows,
@@ -231,14 +231,14 @@ class Statistics(Struct):
             "success_rate": round(self.successes / self.rows, 4) if self.rows else 0.0,
             "turns": self.turns.to_dict(),
             "tool_calls": self.tool_calls.to_dict(),
-            "duration_seconds": spent.durations.to_dict(),
-            "usage": {name: getattr(spent.usage, name) for name in Usage.__struct_fields__},
-            "cost_usd": round(spent.cost_usd, 6),
-            "unreported": structs.asdict(spent.unreported),
-            "api_calls": spent.api_calls,
-            "requests": spent.requests,
-            "tries": spent.tries,
-            "start_retries": spent.start_retries,
+            "duration_seconds": totals.durations.to_dict(),
+            "usage": {name: getattr(totals.usage, name) for name in Usage.__struct_fields__},
+            "cost_usd": round(totals.cost_usd, 6),
+            "unreported": structs.asdict(totals.unreported),
+            "api_calls": totals.api_calls,
+            "requests": totals.requests,
+            "tries": totals.tries,
+            "start_retries": totals.start_retries,
         }
 
 
@@ -332,6 +332,6 @@ def _coarse(value: float) -> float:
 def _ranked(ranked: Iterable[tuple[float, int]], rank: int) -> float:
     for value, times in ranked:
         rank -= times
-        if rank <= 0:
+        if rank <= 0 < times:
             return float(value)
     return 0.0

@@ -6,22 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import Struct
 
 from agent.errors import RunStopped
 from agent.row import Row, decode_row
-from batch.checkpoint import checkpoint
 from batch.journal import BatchFile, Mended, Place, batch_path, children_path, disk_stop, mend_tail, sync_directory
 from batch.lock import PATIENCE, RunLock, join, own
 from batch.manifest import Moment, checked
 from tools.environments.base import Owner
 from tools.errors import UsageProblem
-
-if TYPE_CHECKING:
-    from batch.index import JournalIndex
 
 _BATCH_NAME = re.compile(r"batch_(0|[1-9]\d{0,8})((?:\.children)?\.jsonl)(\.torn)?")
 _FOLDERS = ("", "tasks", "turns", "artifacts")  # where derived files stand
@@ -200,11 +196,11 @@ class RunDirectory(OwnedFolder):
 
     # --- manifest and derived files
 
-    def write_checkpoint(self, index: "JournalIndex", run_name: str) -> None:
-        """Replaces checkpoint.json."""
+    def started_at(self) -> str:
+        """The time that run.json tells, which is read once; "" as long as there is none."""
         if not self._started_at:
             self._started_at = str((self.read_manifest() or {}).get("started_at", ""))
-        replace_file(self.checkpoint_path, checkpoint(index, run_name=run_name, started_at=self._started_at))
+        return self._started_at
 
     def last_checkpoint_at(self) -> str:
         """The time that checkpoint.json tells; "" if there is none."""

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from agent.row import Row, decode_row, encode_row
-from batch.checkpoint import utc_now
+from batch.checkpoint import utc_now, write_checkpoint
 from batch.children import merge_children
 from batch.dataset import BadRow
 from batch.facts import Tried
@@ -56,7 +56,7 @@ def finalize(directory: RunDirectory, index: JournalIndex, options: SummaryOptio
     summary = merge.summary()
     replace_file(directory.statistics_path, [indented(summary.statistics)])
     replace_file(directory.metrics_path, [indented(summary.metrics)])
-    directory.write_checkpoint(index, options.run_name)
+    write_checkpoint(directory, index, options.run_name)
     return summary
 
 
@@ -166,7 +166,7 @@ class _Merge:
                 "skipped_rows": {"count": options.skipped_rows, "rows": msgspec.to_builtins(options.skipped)},
                 "foreign_lines": index.foreign,
             },
-            metrics=self.statistics.metrics(index.spent),
+            metrics=self.statistics.metrics(index.totals),
         )
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,21 +24,20 @@ from msgspec import Struct
 
 from agent.catalog import open_catalog
 from agent.checkers import load_plugin
-from agent.errors import RunStopped
+from agent.errors import RunStopped, Stopping
 from agent.faults import Fault, attempted, fault_of, guarded
 from agent.models.base import Lease, Verdict
 from agent.models.table import ModelSpec, open_model
 from agent.outcome import RolloutPolicy
 from agent.rollout import Rollout, Surroundings
-from agent.row import Row, ToolCount, encode_row
+from agent.row import encode_row
 from agent.secrets import redactor_for
 from agent.steps import load_steps
-from agent.types import Spend
+from batch.ended import ended_message
 from batch.journal import JournalWriter, children_path
 from batch.leftovers import unremoved
 from batch.lock import join
 from batch.messages import (
-    ERROR_HEAD,
     NO_ROW,
     Ask,
     BatchJob,
@@ -47,12 +47,12 @@ from batch.messages import (
     Heartbeat,
     Job,
     Log,
-    PromptEnded,
     PromptStarted,
     Refused,
     Release,
     Retire,
     Stop,
+    ToParent,
     ToWorker,
     Unask,
     WantBatch,
@@ -61,14 +61,14 @@ from batch.messages import (
     worker_side,
 )
 from batch.rows import parse_row
+from batch.signals import SIGNALS
 from tools.environments.base import BackendSettings, Owner
 from tools.environments.owner import current_owner
 from tools.environments.table import load_backend
 from tools.errors import UsageProblem
-from tools.services import Services, closed
+from tools.services import Services, close_all
 
 HEARTBEAT = 1.0  # seconds
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # they reach the whole group; the parent tells us what to do
 ORPHAN = 12.0  # seconds that an orphan has to remove its sandboxes: less than a resume waits for it
 CLOSE = 5.0  # seconds for connections and browsers at the worker's end
 OVERRUN = 10.0  # seconds that a row past its deadline is given before it is cancelled, and again before it is left
@@ -144,6 +144,37 @@ class RemoteGate:
             answer.set_exception(RunStopped(message.reason, message.message))
 
 
+class Overruns:
+    """A row whose time ran out cancels itself. One that does not come back is cancelled again, then left: each once."""
+
+    def __init__(self, send: Callable[[ToParent], None]) -> None:
+        self._send = send
+        self._cancelled: set[Rollout] = set()
+        self._left: set[Rollout] = set()
+
+    def end(self, running: Iterable[Rollout]) -> None:
+        """What is due now for those that still run."""
+        still = set(running)
+        self._cancelled &= still
+        self._left &= still
+        for rollout in still - self._left:
+            late = 0.0 if rollout.clock.pauses else time.monotonic() - rollout.clock.deadline
+            if late > 2 * OVERRUN:
+                self._leave(rollout)
+            elif late > OVERRUN and rollout not in self._cancelled:
+                self._cancel(rollout)
+
+    def _cancel(self, rollout: Rollout) -> None:
+        self._cancelled.add(rollout)
+        rollout.time_out()
+        self._send(Log(NO_ROW, rollout.which.prompt_index, "past its time and its clean-up: cancelled"))
+
+    def _leave(self, rollout: Rollout) -> None:
+        self._left.add(rollout)
+        rollout.abandon()
+        self._send(Retire())
+
+
 class Worker:
     """Runs batches until told to finish. `receive` is called by the wire."""
 
@@ -154,9 +185,10 @@ class Worker:
         self._journal = JournalWriter(Path(spec.run_dir))
         self._children = JournalWriter(Path(spec.run_dir), children_path)
         self._running: dict[asyncio.Task[None], Rollout] = {}
+        self._overruns = Overruns(self.wire.send)
         self._waiting: deque[tuple[int, Job]] = deque()
         self._wanted = False
-        self._stop_reason = ""
+        self._stop_reason: Stopping = ""
         self._finished = asyncio.Event()
         self._around: Surroundings | None = None
 
@@ -166,7 +198,7 @@ class Worker:
             lock = join(Path(self._spec.run_dir) / "run.lock", self._spec.owner)
             self._around = self._open()
         except UsageProblem as problem:
-            self.wire.send(Broken("usage", "", str(problem)))
+            self.wire.send(Broken("usage", "usage", str(problem)))
             return
         heart = asyncio.create_task(self._beat(self._around))
         try:
@@ -208,7 +240,7 @@ class Worker:
             await asyncio.to_thread(journal.close)
         models = {around.model, around.eye or around.model}
         with suppress(TimeoutError):
-            await asyncio.wait_for(closed([around.services.close(), *(each.close() for each in models)]), CLOSE)
+            await asyncio.wait_for(close_all([around.services.close(), *(each.close() for each in models)]), CLOSE)
         self._tell_of_unremoved(around)
 
     def forbid_writing(self) -> None:
@@ -306,68 +338,22 @@ class Worker:
             self.wire.send(Log(row.metadata.batch_num, row.prompt_index, row.error))
         self.wire.send(ended_message(row, offset, length))
         if (row.status, row.reason) == ("stopped", "disk") and not self._stop_reason:
-            self.wire.send(Broken("stop", row.reason, row.error))  # what stands beside the rows cannot be written
+            self.wire.send(Broken("stop", "disk", row.error))  # what stands beside the rows cannot be written
 
     def _break(self, fault: Fault) -> None:
-        self.wire.send(Broken("fault", "", f"{fault}\n{fault.trace}"))
+        self.wire.send(Broken("fault", "fault", f"{fault}\n{fault.trace}"))
 
     async def _beat(self, around: Surroundings) -> None:
         while True:
             self.wire.send(Heartbeat(min((each.clock.deadline for each in self._running.values()), default=0.0)))
-            self._end_overruns()
+            self._overruns.end(self._running.values())
             self._tell_of_unremoved(around)
             await asyncio.sleep(HEARTBEAT)
-
-    def _end_overruns(self) -> None:
-        """A row whose time ran out cancels itself; if it does not come back it is cancelled again, then left."""
-        for rollout in self._running.values():
-            if rollout.clock.pauses:
-                continue
-            late = time.monotonic() - rollout.clock.deadline
-            if late > 2 * OVERRUN:
-                rollout.abandon()
-                self.wire.send(Retire())
-            elif late > OVERRUN:
-                rollout.stop("")
-                self.wire.send(Log(NO_ROW, rollout.which.prompt_index, "past its time and its clean-up: cancelled"))
 
 
 def unremoved_message(backend: str, names: tuple[str, ...]) -> Log:
     """What the parent is told of sandboxes that it has to look after."""
     return Log(NO_ROW, NO_ROW, f"{backend}: not removed yet, and tried again: {', '.join(names)}", names)
-
-
-def ended_message(row: Row, offset: int, length: int) -> PromptEnded:
-    """What the parent is told of a row on disk."""
-    return PromptEnded(
-        batch_num=row.metadata.batch_num,
-        offset=offset,
-        length=length,
-        prompt_index=row.prompt_index,
-        task_id=row.task_id,
-        row_key=row.row_key,
-        sample_index=row.sample_index,
-        attempt=row.attempt,
-        status=row.status,
-        reason=row.reason,
-        error=row.error[:ERROR_HEAD],
-        error_class=row.error_class,
-        retryable=row.retryable,
-        row_fault=row.error_class in ("filtered", "internal") or row.reason == "bad_request",
-        has_reasoning=row.reason != "no_reasoning",
-        spend=Spend(requests=row.requests, usage=row.usage, cost_usd=row.cost_usd, unreported=row.unreported),
-        api_calls=row.api_calls,
-        tool_stats=_tallies(row),
-        duration_seconds=row.duration_seconds,
-        start_retries=row.environment.start_retries,
-    )
-
-
-def _tallies(row: Row) -> dict[str, tuple[int, int, int]]:
-    """Calls, successes and failures of the tools that were called, also of the run's own."""
-    extra = msgspec.json.decode(row.extra_tool_stats, type=dict[str, ToolCount])
-    every = {**row.tool_stats, **extra}
-    return {name: (count.count, count.success, count.failure) for name, count in every.items() if count.count}
 
 
 class _Said(io.TextIOBase):
@@ -424,7 +410,7 @@ async def _serve(spec: WorkerSpec, connection: socket.socket) -> None:
     os.dup2(2, 1)  # what plug-ins' children print: stdout is the summary's
     outcome = await guarded(worker.run())
     if isinstance(outcome, Fault):
-        worker.wire.send(Broken("fault", "", f"{outcome}\n{outcome.trace}"))
+        worker.wire.send(Broken("fault", "fault", f"{outcome}\n{outcome.trace}"))
     worker.wire.close()
     with suppress(TimeoutError):
         await asyncio.wait_for(worker.wire.closed, 2)

@@ -8,10 +8,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from msgspec import structs
+
 from benchmarks.bench import Bench
 from benchmarks.interrupts import heed, interrupt_before
 from benchmarks.place import ROOT
-from benchmarks.report import Figure, as_json, lines, machine
+from benchmarks.program import remove_dead
+from benchmarks.report import Figure, as_json, code, lines, machine
 from benchmarks.sizes import FULL, NORMAL, QUICK, Sizes
 
 FIGURES = (
@@ -20,6 +23,7 @@ FIGURES = (
 )
 """Modules of `benchmarks.figures`, in the order in which they are taken."""
 BROKEN = "broken:"
+WHOLE, PARTIAL = "bench.json", "bench-partial.json"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,12 +34,16 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: --json: {problem}\n")
         return 2
     heed()
-    about: dict[str, object] = {"taken_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "machine": machine()}
+    remove_dead()
+    sizes = _sizes(options)
+    about = _about(sizes, options.only)
     began = time.monotonic()
-    figures = _measured(options.only or FIGURES, Bench(_sizes(options)))
+    figures = _measured(options.only or FIGURES, Bench(sizes))
     about |= {"seconds": round(time.monotonic() - began, 1), "load_afterwards": machine()["load"]}
     options.json.write_bytes(as_json(figures, about))
     _say(*lines(figures), f"{options.json} has them as JSON; {about['machine']}, {about['seconds']} s")
+    if not sizes.measures:
+        _say("sizes were tiny: no figure says how fast anything is")
     return int(any(figure.name.startswith(BROKEN) for figure in figures))
 
 
@@ -46,9 +54,17 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     size.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
     parser.add_argument("--only", nargs="+", choices=FIGURES, metavar="NAME", help=f"of {', '.join(FIGURES)}")
     parser.add_argument(
-        "--json", type=Path, default=ROOT / "build" / "bench.json", help="where to write them (%(default)s)"
+        "--json", type=Path, help=f"where to write them (build/{WHOLE}; with --quick or --only build/{PARTIAL})"
     )
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.json = options.json or ROOT / "build" / (PARTIAL if options.quick or options.only else WHOLE)
+    return options
+
+
+def _about(sizes: Sizes, only: Sequence[str] | None) -> dict[str, object]:
+    """What the figures are of."""
+    taken_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return {"taken_at": taken_at, "sizes": sizes.name, "only": only, "code": code(), "machine": machine()}
 
 
 def _unwritable(path: Path) -> str:
@@ -79,7 +95,8 @@ def _measured(names: Sequence[str], bench: Bench) -> list[Figure]:
 def _of(name: str, bench: Bench) -> Iterator[Figure]:
     """A module's figures; a run that breaks costs no others."""
     try:
-        yield from importlib.import_module(f"benchmarks.figures.{name}").measure(bench)
+        for figure in importlib.import_module(f"benchmarks.figures.{name}").measure(bench):
+            yield figure if bench.sizes.measures else structs.replace(figure, target=None)
     except (RuntimeError, OSError) as broken:
         if interrupt := interrupt_before(broken):
             raise interrupt from broken

@@ -1,8 +1,9 @@
 """A fake OpenAI-compatible endpoint that costs about 0.1 ms a request, so that it is not what is measured.
 
-A process of its own: `python -m benchmarks.endpoint LATENCY PER_SECOND TELLS` prints its base_url, and on SIGTERM what
-it saw, as JSON. With a PER_SECOND that is not 0 it lets through no more than so many requests within any second and
-refuses others with 429; with TELLS 1 it then says when to come again.
+A process of its own: `python -m benchmarks.endpoint LATENCY PER_SECOND TELLS` prints its base_url, and ends with its
+stdin, so also when whoever holds that dies; then it prints what it saw, as JSON. With a PER_SECOND that is not 0 it
+lets through no more than so many requests within any second and refuses others with 429; with TELLS 1 it then says when
+to come again.
 HTTP/1.1 with kept connections, by hand; all answers are made beforehand. A conversation gets `CALLS - 1` terminal calls
 (`COMMAND`), one a turn, then the answer; each reply has about 40 words of reasoning and text, and usage. Which turn it
 is follows from the number of assistant messages in the request. Everything else of a request is ignored.
@@ -10,13 +11,14 @@ is follows from the number of assistant messages in the request. Everything else
 
 import asyncio
 import json
+import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from array import array
 from collections import deque
+from contextlib import suppress
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
@@ -230,7 +232,7 @@ class EndpointProcess:
         try:
             with held():
                 self._process = subprocess.Popen(  # noqa: S603 - our own words
-                    command, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True
                 )
             assert self._process.stdout is not None
             self.url = self._process.stdout.readline().decode().strip()
@@ -246,8 +248,7 @@ class EndpointProcess:
             self._kill()
             return
         assert self._process is not None
-        self._process.terminate()
-        out, _ = self._process.communicate(timeout=30)
+        out, _ = self._process.communicate(timeout=30)  # which ends its stdin
         self._seen = msgspec.json.decode(out, type=Seen)
 
     def _kill(self) -> None:
@@ -257,18 +258,20 @@ class EndpointProcess:
 
 
 async def serve(latency: float, per_second: int, tells: bool) -> None:
-    """Until SIGTERM."""
+    """Until stdin ends."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    loop.add_reader(sys.stdin.fileno(), stopped.set)
     endpoint = Endpoint(latency, per_second, tells)
     server = await loop.create_server(lambda: Connection(endpoint), "127.0.0.1", 0, backlog=4096)
     port = server.sockets[0].getsockname()[1]
     sys.stdout.write(f"http://127.0.0.1:{port}/v1\n")
     sys.stdout.flush()
     await stopped.wait()
+    loop.remove_reader(sys.stdin.fileno())
     server.close()
-    sys.stdout.write(msgspec.json.encode(endpoint.seen()).decode())
+    with suppress(BrokenPipeError):  # nobody is there any more
+        os.write(sys.stdout.fileno(), msgspec.json.encode(endpoint.seen()))
 
 
 if __name__ == "__main__":

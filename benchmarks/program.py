@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -15,9 +16,12 @@ from benchmarks.endpoint import CALLS, EndpointProcess, Seen
 from benchmarks.place import ROOT, surroundings
 from benchmarks.sizes import Load
 from benchmarks.tree import LIMIT, Cost, Sample, sampled
+from tools.environments.owner import current_owner, decode, encode, is_dead
 from tools.environments.table import load_backend
 
 WORKERS = 2
+_PREFIX = "batch-bench-"
+_RECORD = "owner"
 
 
 class Done(Struct, frozen=True):
@@ -31,8 +35,9 @@ class Done(Struct, frozen=True):
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A folder for one run. Nothing outside of it is left by one that is cut off."""
-    folder = Path(tempfile.mkdtemp(prefix="batch-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
+        (folder / _RECORD).write_text(encode(current_owner("bench")), encoding="utf-8")
         yield folder
     except BaseException:
         asyncio.run(load_backend("local").reap())
@@ -41,11 +46,29 @@ def scratch() -> Iterator[Path]:
         _remove(folder)
 
 
-def _remove(folder: Path) -> None:
+def remove_dead() -> None:
+    """Removes the folders of passes that were killed. One that cannot be told to be dead stays, and what cannot be
+    removed."""
+    for record in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_RECORD}"):
+        if _is_dead(record):
+            _remove(record.parent, ignore_errors=True)
+
+
+def _is_dead(record: Path) -> bool:
+    """Whether it is of a dead pass of this user."""
     try:
-        shutil.rmtree(folder)
+        ours = record.parent.lstat().st_uid == os.getuid()
+        owner = decode(record.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return False
+    return bool(ours and owner and is_dead(owner))
+
+
+def _remove(folder: Path, *, ignore_errors: bool = False) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors)
     except SystemExit:  # an interrupt, in the middle
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors)
         raise
 
 

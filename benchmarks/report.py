@@ -2,11 +2,14 @@
 
 import os
 import platform
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+
+from benchmarks.place import ROOT
 
 Number = int | float
 
@@ -50,6 +53,20 @@ def _processor() -> str:
     return platform.machine()
 
 
+def code() -> dict[str, str | bool] | None:
+    """The commit that was measured, and whether its files were changed since; None where git does not know."""
+    if not (ROOT / ".git").exists():  # nor is it about a repository further up
+        return None
+    words = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603 - our own words
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    told = done.stdout.splitlines()
+    (commit,) = (line.split()[2] for line in told if line.startswith("# branch.oid "))
+    return {"commit": commit, "changed": any(not line.startswith("#") for line in told)}
+
+
 def as_json(figures: Sequence[Figure], about: Mapping[str, object]) -> bytes:
     """{...about, figures: [{..., met}]}, indented."""
     listed = [{**msgspec.to_builtins(figure), "met": figure.met} for figure in figures]
@@ -70,13 +87,26 @@ def lines(figures: Sequence[Figure]) -> Iterator[str]:
 
 def _cells(figure: Figure) -> tuple[str, ...]:
     sign = "≥" if figure.at_least else "≤"
+    value, target = _texts(figure.value, figure.target)
     return (
         figure.name,
-        "not measured" if figure.value is None else f"{_short(figure.value)} {figure.unit}",
-        "" if figure.target is None else f"{sign} {_short(figure.target)} {figure.unit}",
+        f"{value} {figure.unit}" if value else "not measured",
+        f"{sign} {target} {figure.unit}" if target else "",
         {True: "yes", False: "NO", None: ""}[figure.met],
         figure.note,
     )
+
+
+def _texts(value: float | None, target: float | None) -> tuple[str, str]:
+    """Short, but different where they differ; "" for None."""
+    texts = ("" if value is None else _short(value), "" if target is None else _short(target))
+    if value is None or target is None:
+        return texts
+    digits = 0
+    while value != target and float(texts[0]) == float(texts[1]):
+        digits += 1
+        texts = f"{value:.{digits}f}", f"{target:.{digits}f}"
+    return texts
 
 
 def _short(value: float) -> str:

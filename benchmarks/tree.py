@@ -1,7 +1,6 @@
 """A command's whole process tree, measured: CPU, wall time, and memory as PSS, sampled, by the part that it plays."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from benchmarks.interrupts import held
+from benchmarks.processes import descendants, read
 
 LIMIT = 4 * 3600.0  # seconds for one command
 KILL_WITHIN = 10.0  # seconds until a tree is dead
@@ -59,9 +59,10 @@ def measure(command: Sequence[str], folder: Path, environ: Mapping[str, str]) ->
 def sampled(
     command: Sequence[str], folder: Path, environ: Mapping[str, str], interval: float
 ) -> tuple[Cost, list[Sample]]:
-    """The same, with its memory every `interval` seconds. What is cut off is killed, whole."""
+    """The same, with its memory every `interval` seconds. What is cut off is killed, whole; so it is when this process
+    dies."""
     report, output = folder / "cost", folder / "output"
-    reaper = [sys.executable, str(Path(__file__).with_name("reaper.py")), str(report), *command]
+    reaper = [sys.executable, "-m", "benchmarks.reaper", str(report), *command]
     process = None
     try:
         with output.open("wb") as file, held():
@@ -69,16 +70,15 @@ def sampled(
                 reaper,
                 cwd=folder,
                 env=dict(environ),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
             )
         samples = _watch(process, interval)
-    except BaseException:
+    finally:
         if process is not None:
-            _kill_tree(process)
-        raise
+            _end(process)
     code, seconds, user, system, began = report.read_text(encoding="ascii").split()
     cost = Cost(
         code=int(code),
@@ -110,7 +110,7 @@ class _Process(Struct, frozen=True):
 
 
 def _sample(reaper: int, at: float) -> Sample:
-    tree = _descendants(reaper)
+    tree = [_Process(pid, parent, read(f"/proc/{pid}/cmdline")) for pid, parent in descendants(reaper)]
     known = {each.pid: each for each in tree}
     parent = next((each.pid for each in tree if each.parent == reaper and not _is_server(each)), 0)
     servers = {each.pid for each in tree if _is_server(each) and not _is_server(known.get(each.parent))}
@@ -137,46 +137,18 @@ def _is_python(process: _Process) -> bool:
     return os.path.basename(process.words.split(b"\0")[0]).startswith(b"python")  # noqa: PTH119 - bytes
 
 
-def _descendants(root: int) -> list[_Process]:
-    children: dict[int, list[int]] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and (parent := _parent(entry.name)):
-            children.setdefault(parent, []).append(int(entry.name))
-    found, left = [], [(pid, root) for pid in children.get(root, ())]
-    while left:
-        pid, parent = left.pop()
-        found.append(_Process(pid, parent, _read(f"/proc/{pid}/cmdline")))
-        left += [(child, pid) for child in children.get(pid, ())]
-    return found
-
-
-def _parent(pid: str) -> int:
-    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    return int(fields[1]) if fields else 0
-
-
 def _pss(pid: int) -> int:
-    for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
+    for line in read(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) << 10
     return 0
 
 
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:  # it is gone
-        return b""
-
-
-def _kill_tree(reaper: "subprocess.Popen[bytes]") -> None:
-    """Until the reaper, whose children all orphans become, has waited for everything and ends."""
-    until = time.monotonic() + KILL_WITHIN
-    while reaper.poll() is None and time.monotonic() < until:
-        for each in _descendants(reaper.pid):
-            with suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            reaper.wait(0.05)
+def _end(reaper: "subprocess.Popen[bytes]") -> None:
+    """At the end of its input it kills its tree, to which all orphans belong, and ends when it has waited for all."""
+    assert reaper.stdin is not None
+    reaper.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        reaper.wait(KILL_WITHIN)
     reaper.kill()
     reaper.wait()

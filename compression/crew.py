@@ -18,10 +18,11 @@ from typing import Protocol, Self
 
 import msgspec
 
-from batch.pool import InternalFaultError
+from batch.exits import InternalFaultError
+from batch.signals import SIGNALS
 from compression.steps import uncounted
 from compression.types import Policy, RowMetrics, Step
-from compression.worker import LENGTH, SIGNALS, Answer, Failed, FromWorker, Item, Opened, Rows, Same, Task
+from compression.worker import LENGTH, Answer, Failed, FromWorker, Item, Opened, Rows, Same, Task
 from tools.errors import UsageProblem
 from tools.threads import in_thread
 

@@ -14,8 +14,7 @@ from msgspec import Raw, Struct, structs
 from agent.errors import ModelError, RunStopped
 from agent.models.base import Tally
 from agent.types import NO_SPEND, Spend
-from batch.exits import SIGNALS
-from batch.pool import STOP_GRACE
+from batch.exits import EXIT_CODES, STOP_GRACE
 from batch.progress import Pace, Progress, count_text, pace_facts, waiting_facts
 from batch.spool import open_lines
 from compression.crew import Crew
@@ -410,7 +409,7 @@ class Compression:
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        for number, code in SIGNALS.items():
+        for number, code in EXIT_CODES.items():
             loop.add_signal_handler(number, self._interrupted, code)
 
     def _interrupted(self, code: int) -> None:

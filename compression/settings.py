@@ -15,11 +15,10 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from agent.models.options import ReasoningEffort, RequestOptions
-from batch.options import Option, about, merge, options_of, read_environment, read_flags, read_yaml
-from batch.settings import CONFIG, Count, NotNegative, Positive, cores, without_user
+from batch.options import Option, about, merge, options_of, read_all, read_flags
+from batch.settings import CONFIG, Count, NotNegative, Positive, cores, refuse, refuse_one_price, without_user
 from compression.summary import prompt_limit
 from compression.types import Policy, Strategy
-from tools.errors import UsageProblem
 
 Action = Literal["run", "help", "version"]
 
@@ -265,39 +264,27 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Comp
     options = options_of(CompressorSettings)
     flags, asked = read_flags(argv, [*options, OPTIONS_CONFIG], ACTIONS)
     action: Action = next((each for each in ACTIONS if each in asked), "run")
-    config = merge([[given for given in flags if given.option is OPTIONS_CONFIG]]).get("config", "")
-    sources = [
-        [given for given in flags if given.option is not OPTIONS_CONFIG],
-        read_yaml(Path(config), options) if config else [],
-        read_environment(environ, options, PREFIX),
-    ]
-    settings = CompressorSettings(**merge(sources))
+    settings = CompressorSettings(**merge(read_all(flags, OPTIONS_CONFIG, options, environ, PREFIX)))
     if action == "run":
         _check(settings)
     return settings, action
 
 
-def _refuse(wrong: bool, message: str) -> None:
-    if wrong:
-        raise UsageProblem(message)
-
-
 def _check(settings: CompressorSettings) -> None:
-    _refuse(not settings.input, "no trajectories: give --input RUN_DIRECTORY, FILE, GLOB or -")
-    _refuse(settings.output == "-", "output: expected a file or a directory, not -")
-    _refuse("/" in settings.output_suffix, f"output_suffix: expected part of a name, got {settings.output_suffix!r}")
-    _refuse(
+    refuse(not settings.input, "no trajectories: give --input RUN_DIRECTORY, FILE, GLOB or -")
+    refuse(settings.output == "-", "output: expected a file or a directory, not -")
+    refuse("/" in settings.output_suffix, f"output_suffix: expected part of a name, got {settings.output_suffix!r}")
+    refuse(
         bool(settings.output_file) and Path(settings.output_file).name != settings.output_file,
         f"output_file: expected a name, got {settings.output_file!r}",
     )
     needless = settings.dry_run or settings.strategy != "summary"
-    _refuse(not settings.summarization_model and not needless, "no model: give --summarization_model NAME")
+    refuse(not settings.summarization_model and not needless, "no model: give --summarization_model NAME")
     _check_sizes(settings)
-    one = (settings.price_in is None) != (settings.price_out is None)
-    _refuse(one, "price_in and price_out belong together: give both")
+    refuse_one_price(settings.price_in, settings.price_out)
     if settings.base_url:
         web = urlsplit(settings.base_url).scheme in {"http", "https"}
-        _refuse(not web, "base_url: expected a URL that starts with http:// or https://")
+        refuse(not web, "base_url: expected a URL that starts with http:// or https://")
     if settings.plot:
         _check_plot(settings.plot)
 
@@ -306,17 +293,17 @@ def _check_sizes(settings: CompressorSettings) -> None:
     if settings.strategy != "summary":
         return
     size, target, window = settings.summary_target_tokens, settings.target_max_tokens, settings.summary_window
-    _refuse(size >= target, f"summary_target_tokens {size}: must be below target_max_tokens {target}")
-    _refuse(
+    refuse(size >= target, f"summary_target_tokens {size}: must be below target_max_tokens {target}")
+    refuse(
         prompt_limit(policy_of(settings)) < SMALLEST_PROMPT,
         f"summary_window {window}: too small for summaries of {size} tokens (summary_target_tokens)",
     )
 
 
 def _check_plot(plot: str) -> None:
-    _refuse(Path(plot).suffix not in PLOT_FORMATS, f"plot {plot}: expected a name that ends in .png")
+    refuse(Path(plot).suffix not in PLOT_FORMATS, f"plot {plot}: expected a name that ends in .png")
     missing = importlib.util.find_spec("matplotlib") is None
-    _refuse(missing, "plot needs matplotlib: pip install -e '.[plot]'")
+    refuse(missing, "plot needs matplotlib: pip install -e '.[plot]'")
 
 
 def policy_of(settings: CompressorSettings) -> Policy:

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from agent.clock import RowClock
-from agent.errors import ModelError, RunStopped
+from agent.errors import ModelError, RunStopped, StopReason
+from agent.models.account import Account, Budget, Minute
 from agent.models.base import ModelRequest, Tally
 from agent.models.calling import CallFailed
 from agent.models.gate import RunGate
@@ -112,11 +113,9 @@ class Summarizer:
         self._gate = RunGate(
             spec.keys,
             limits.concurrency,
-            rpm=limits.rpm,
-            tpm=limits.tpm,
+            Account(Minute(limits.rpm, limits.tpm), Budget(spent=spent)),
             rate_limit_wait=limits.rate_limit_wait,
             endpoint_wait=limits.endpoint_wait,
-            spent=spent,
         )
         self._model = open_model(spec, self._gate, environ)
         self.redactor = redactor_for([spec], environ)[0]
@@ -155,7 +154,7 @@ class Summarizer:
         """What they wait for."""
         return self._gate.cooling_reason
 
-    def stop(self, reason: str, message: str) -> None:
+    def stop(self, reason: StopReason, message: str) -> None:
         """No further request is sent; those under way may end."""
         self._gate.stop(reason, message)
         self._freed.set()

@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import BinaryIO, cast
 
@@ -19,10 +20,10 @@ import msgspec
 from msgspec import Struct
 
 from agent.faults import Fault, attempted
+from batch.signals import SIGNALS
 from compression.counting import open_counter
 from compression.types import Counter, Done, Policy, Step
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # they reach the whole group; the parent ends us
 LENGTH = 8  # bytes, big-endian
 
 Item = tuple[bytes, tuple[str, ...]]  # a row and its summaries so far
@@ -85,7 +86,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     channel = socket.socket(fileno=0)
     threading.Thread(target=_end_with, args=(channel.fileno(),), daemon=True).start()
-    with channel.makefile("rwb") as wire:
+    with suppress(ConnectionError), channel.makefile("rwb") as wire:  # who is gone needs no answer
         _serve(cast("BinaryIO", wire))
 
 

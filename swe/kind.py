@@ -18,13 +18,13 @@ from batch.dataset import Dataset
 from batch.facts import decode_facts
 from batch.kind import Ended, RunKind
 from batch.leftovers import Leftovers, unremoved, warning_of
-from batch.plan import backend_settings, rollout_policy
 from batch.prefetch import prefetch
 from batch.progress import counted, print_lines
 from batch.rows import parse_row
 from batch.settings import RunSettings, at_once, recorded, run_directory
 from batch.spool import open_lines
 from batch.store import indented, is_writable, replace_file, replacing
+from batch.told import backend_settings, rollout_policy
 from swe.evaluation import SUMMARY, EvaluationOptions, evaluate, read_reports, refuse_unreadable, write_reports
 from swe.git import refusal_of
 from swe.instances import choose, is_file, load_instances

@@ -20,6 +20,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from swe import patch_scripts as scripts
 from swe.git import GitFailed
 from swe.packs import unpack
 from tools.environments.base import CommandResult, Environment
@@ -44,205 +45,11 @@ _NESTED_DEPTH = 8
 _HEADER = 260  # bytes at most before a file's first line in a patch, but for its name
 _NOTHING = "/dev/null"
 _GONE = "gone"
-_NO_BASE, _ONLY_HERE = 3, 6
 _CANNOT_ADD = 128  # git's code when it died: nothing was added
 _ENCODED = re.compile(r"'(.+)' (?:from|if encoded as) ")
 _AS_IT_IS = b"%s !working-tree-encoding\n"
 _ALL_AS_THEY_ARE = _AS_IT_IS % b"*"
 _ENCODINGS = 20  # files whose encoding git cannot follow, one by one
-
-_CONFIGURATION = b"""\
-[core]
-	autocrlf = false
-	safecrlf = false
-	untrackedCache = false
-	pager = cat
-[gc]
-	auto = 0
-[safe]
-	directory = *
-"""
-
-_FOLDER = """\
-w={cwd}
-[ -d "$w" ] || [ -z {kept} ] || {{ rm -f -- "$w" && mkdir -p -- "$w" && echo {gone}; }} || exit
-cd -- "$w" && pwd -P || exit
-case ${{TMPDIR:-/tmp}} in /tmp) d=/var/tmp;; *) d=$TMPDIR;; esac
-for d in "$d" /tmp /var/tmp /dev/shm; do {{ mkdir -p -- "$d" && mktemp -d -p "$d"; }} 2>/dev/null && exit; done
-echo 'no place for temporary files'; exit 1"""
-"""The working tree and a new folder. The sandbox's /tmp is what an agent is most likely to clear away."""
-
-_FUNCTIONS = b"""\
-files_only() {
-  find "$@" ! -type d ! -type f -exec sh -c 'for f; do
-    if [ -p "$f" ] || [ -b "$f" ] || { [ -c "$f" ] && [ ! "$f" -ef /dev/null ]; }; then
-      rm -f -- "$f" || { chmod u+wx "${f%/*}" && rm -f -- "$f"; }
-    fi
-  done' sh {} + 2>/dev/null
-}
-pointed() {
-  [ -f "$1/.git" ] || return 0
-  (cd -- "$1" && x=$(sed -n 's/^gitdir: //p' .git) && [ -e "$x/HEAD" ] && cd -- "$x" || exit
-  files_only .
-  [ ! -f commondir ] || { cd -- "$(cat commondir)" && files_only .; }) 2>/dev/null
-}
-status() (
-  unset GIT_DIR GIT_WORK_TREE
-  cd -- "$1" && shift && git --git-dir=.git --no-optional-locks -c core.fsmonitor=false "$@" --ignore-submodules=none
-)
-"""
-"""Of every script. `files_only` removes what is no file, `pointed` does so in the git directory that a `.git` which is
-a file names; `status` asks a submodule's own repository."""
-
-_OPEN = b"""\
-cd -- "$W" || exit
-files_only . -path ./.git -prune -o \\( -name '.git*' -o -path '*/.git/*' \\)
-D=.git C=.git P=
-if [ -f .git ]; then
-  pointed .
-  if x=$(git --git-dir=.git rev-parse --absolute-git-dir 2>&1); then
-    D=$x C=$(git --git-dir=.git rev-parse --git-common-dir) || exit
-  else P=$x; fi
-elif [ -d .git ]; then files_only .git/
-else P="the repository is gone: there is no .git in $W"
-fi
-[ ! -d "$K" ] || files_only "$K"
-[ -d "$C/objects" ] || P=${P:-the repository is broken: it has no objects}
-git init -q --bare --template= "$T/git" && mkdir -p "$T/git/info" "$T/git/objects/info" || exit
-for o in "$K/git/objects" "$C/objects"; do
-  [ ! -d "$o" ] || (cd -- "$o" && pwd -P)
-done >"$T/git/objects/info/alternates"
-for f in "$K/git/info/exclude" "$C/info/exclude"; do [ ! -f "$f" ] || { cat "$f"; echo; }; done >"$T/git/info/exclude"
-[ ! -f "$D/index" ] || cp -p "$D/index" "$T/git/theirs"
-export GIT_DIR="$T/git" GIT_WORK_TREE="$W"
-for c in $R; do git rev-parse -q --verify "$c^{tree}"; done >"$T/bases" 2>/dev/null
-read -r F <"$T/bases" || { echo "${P:-commit ${R%% *} is not in the repository}"; exit 3; }
-git cat-file -e "$B" 2>/dev/null || B=$F
-echo "$B" >"$T/base"
-git diff-tree -r -z --name-only --no-renames --diff-filter=A "$F" "$B" >"$T/made" || exit
-cp -p "$T/git/theirs" "$T/git/index" 2>/dev/null
-git ls-files -v 2>/dev/null >"$T/marked" && ! grep -q '^[a-zS]' "$T/marked" && git read-tree --reset "$B" 2>/dev/null ||
-  { rm -f "$T/git/index" && git read-tree "$B"; } || exit
-GIT_INDEX_FILE=$T/git/theirs git diff-index --cached --raw -z --no-abbrev --no-renames --ignore-submodules=none \\
-  "$B" >"$T/theirs" 2>/dev/null
-[ ! -f .gitmodules ] ||
-  git config -z -f .gitmodules --get-regexp '^submodule\\..*\\.path$' >"$T/declared" 2>/dev/null
-find . -name .git -prune -o -type f -size +"$M"c -print0 >"$T/large" 2>/dev/null
-: >>"$T/declared"
-git ls-files -s -z | grep -z '^160000 ' >"$T/links"
-exit 0
-"""
-"""What the patch is against in the index (the tree that was there before, else that of the first commit to be had),
-then lists: what had been made before, what the agent's index adds, submodules, large files.
-
-The index keeps what the agent's knows of unchanged files, for speed, unless that one hides files from git; copied with
-its time, by which git knows what may have changed since."""
-
-_BROKEN = b"""\
-cd -- "$W" || exit
-for p; do
-  [ ! -L "$p" ] || continue
-  [ -e "$p/.git" ] || [ -L "$p/.git" ] || continue
-  [ ! -d "$p/.git" ] || files_only "$p/.git/"
-  pointed "$p"
-  status "$p" status --porcelain >/dev/null 2>&1 || printf '%s\\0' "$p"
-done >"$T/broken"
-"""
-"""Which of the submodules have a repository that git cannot read: for one such it would add nothing at all."""
-
-_RECEIVE = "git --git-dir={folder}/git index-pack --stdin"
-
-_TRACK = b"""\
-cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-git update-index -z --index-info <"$T/tracked" || exit
-git update-index -q --refresh >/dev/null 2>&1
-git ls-files -z --others --exclude-standard >"$T/others"
-"""
-"""The refresh compares contents, so that only what differs is written as an object later."""
-
-_ADD = b"""\
-cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-find . -name .git -prune -o ! -type d ! -type f ! -type l -print0 2>/dev/null |
-  git update-index --force-remove -z --stdin || exit
-git add -A --ignore-errors -- . "$@" 2>&1
-c=$?
-git ls-files -s -z | grep -z '^160000 ' >"$T/links"
-exit $c
-"""
-"""What is no file any more (a named pipe) was one that is deleted: git would refuse to add it."""
-
-_UNTRACK = b"""\
-cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-git update-index --force-remove -z --stdin <"$T/untracked"
-"""
-
-_LINKED = b"""\
-cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-for p; do
-  [ -d "$p" ] || continue
-  if [ ! -e "$p/.git" ]; then new=$(ls -A -- "$p")
-  elif c=$(git rev-parse ":$p") && [ "$c" != "$(git rev-parse -q --verify "$B:$p")" ]; then
-    new=$(unset GIT_DIR GIT_WORK_TREE; git -c core.fsmonitor=false -C "$p" rev-list -n 1 "$c" --not --remotes 2>&1)
-  else new=
-  fi
-  new=$new$(status "$p" status --porcelain 2>/dev/null)
-  [ -n "$new" ] || continue
-  x=$({ echo "$new"; status "$p" diff --no-ext-diff HEAD 2>/dev/null; } | git hash-object --stdin)
-  printf '%s %s\\0' "$x" "$p"
-done >"$T/apart"
-"""
-"""Which of the submodules hold what no link to a commit gives: files without a repository, commits of no remote,
-what is in no commit. Each with a word that is another one as soon as that is something else."""
-
-_KEEP = b"""\
-cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-t=$(git write-tree --missing-ok) && echo "$t" >"$T/base" || exit
-o=$T/git/objects
-read -r O <"$o/info/alternates"
-{ [ "$(stat -f -c %T "$O")" != overlayfs ] && [ ! -e "$O/info/alternates" ] && cp -alf "$O/." "$o"; } 2>/dev/null ||
-  { cat "$T/bases"; echo "$t"; } | git pack-objects -q --revs --window=0 --threads=1 "$o/pack/pack" >/dev/null
-rm -f "$o/info/alternates" "$T/git/index" "$T/git/theirs" "$T/others" "$T/marked"
-"""
-"""Hard links cost nothing, but on an overlay each would copy its file out of the image: there it is a pack of what the
-working tree is made of, without its history."""
-
-_DROP = b"""\
-cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-git update-index --force-remove -z --stdin <"$T/dropped" || exit
-export GIT_INDEX_FILE="$T/git/before"
-git read-tree "$B" && git update-index --force-remove -z --stdin <"$T/dropped" && git write-tree --missing-ok >"$T/base"
-"""
-
-_DIFF = b"""\
-cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-d() { git -c core.quotePath="$Q" diff --cached --no-color --no-ext-diff --no-renames --ignore-submodules=none "$@"; }
-d --raw -z --no-abbrev "$B" -- . "$@" >"$T/changed" || exit
-{ d --binary --full-index --no-textconv --src-prefix=a/ --dst-prefix=b/ "$B" -- . "$@"; echo $? >"$T/code"; } |
-  { head -c "$M" >"$T/patch" && wc -c >"$T/over"; }
-read -r c <"$T/code" && [ -s "$T/over" ] && exit "$c"
-exit 1
-"""
-
-_SIZES = b"""\
-cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-git cat-file --batch-check='%(objectsize) %(objectsize:disk)' <"$T/ids" >"$T/sizes" &&
-git diff --cached --numstat -z --no-ext-diff --no-renames --ignore-submodules=none "$B" >"$T/lines"
-"""
-
-_CHECK = b"""\
-cd -- "$W" && export GIT_DIR="$T/git" GIT_WORK_TREE="$W" || exit
-[ -s "$T/patch" ] || exit 0
-applied() (
-  export GIT_INDEX_FILE="$T/git/clean"
-  git read-tree "$1" && git apply --cached --whitespace=nowarn "$T/patch" 1>&2 && git write-tree --missing-ok
-)
-t=$(applied "$B" 2>"$T/said") || { cat "$T/said"; exit 5; }
-git diff --cached --quiet --no-renames --ignore-submodules=none "$t" -- . "$@" ||
-  { echo "applied, it gives other files than those it was taken from"; exit 5; }
-while read -r c; do said=$(applied "$c" 2>&1 </dev/null) && exit 0; done <"$T/bases"
-echo "$said"
-exit 6
-"""
 
 
 class Patch(Struct, frozen=True):
@@ -319,8 +126,8 @@ async def _in_time(work: Awaitable[_T], seconds: float) -> _T:
 
 async def _taken(environment: Environment, base: Base, exclude: Sequence[str], origin: Origin | None) -> Patch:
     try:
-        work = await _open_work(environment, base, [spec for each in exclude if each for spec in excluding(each)])
-        work.origin = origin
+        patterns = [spec for each in exclude if each for spec in excluding(each)]
+        work = await _open_work(environment, base, patterns, origin)
         try:
             return await work.patch()
         finally:
@@ -331,7 +138,7 @@ async def _taken(environment: Environment, base: Base, exclude: Sequence[str], o
 
 
 async def _kept(environment: Environment, cwd: str, bases: Sequence[str]) -> Base:
-    work = await _open_work(environment, Base(cwd, tuple(bases)), [])
+    work = await _open_work(environment, Base(cwd, tuple(bases)), [], None)
     try:
         return await work.keep()
     except BaseException:
@@ -339,16 +146,16 @@ async def _kept(environment: Environment, cwd: str, bases: Sequence[str]) -> Bas
         raise
 
 
-async def _open_work(environment: Environment, base: Base, exclude: list[str]) -> "_Work":
+async def _open_work(environment: Environment, base: Base, exclude: list[str], origin: Origin | None) -> "_Work":
     if not base.bases or not all(map(_COMMIT.fullmatch, base.bases)):
         raise _Refused(f"no base commit to take a patch against: {', '.join(map(repr, base.bases)) or 'none'}")
-    command = f"({_SEARCH}; {_FOLDER.format(cwd=_word(base.cwd), kept=_word(base.kept), gone=_GONE)})"
+    command = f"({_SEARCH}; {scripts.FOLDER.format(cwd=_word(base.cwd), kept=_word(base.kept), gone=_GONE)})"
     where = await environment.run(command, timeout=_SECONDS, cwd="/")
     if where.exit_code != 0:
         raise _Refused(_last_line(where, "no directory for the patch"))
     *before, top, folder = where.output.splitlines()
     problems = [f"{top} was gone: all its files count as deleted"] if _GONE in before else []
-    return _Work(environment, msgspec.structs.replace(base, cwd=top), folder, exclude, problems)
+    return _Work(environment, msgspec.structs.replace(base, cwd=top), folder, exclude, origin, problems)
 
 
 async def _remove(environment: Environment, folder: str) -> None:
@@ -359,22 +166,21 @@ class _Work:
     """One patch being taken, or what it will be against being kept, in `folder` of the sandbox."""
 
     def __init__(
-        self, environment: Environment, base: Base, folder: str, exclude: list[str], problems: list[str]
+        self,
+        environment: Environment,
+        base: Base,
+        folder: str,
+        exclude: list[str],
+        origin: Origin | None,
+        problems: list[str],
     ) -> None:
         self.folder = folder
-        self.origin: Origin | None = None
         self._environment = environment
         self._base = base
         self._exclude = [pattern.encode() for pattern in exclude]
-        self._variables = {
-            "T": folder,
-            "W": base.cwd,
-            "K": base.kept or _NOTHING,
-            "R": " ".join(base.bases),
-            "B": base.tree,
-            "M": str(MAX_BYTES),
-            "Q": "false",
-        }
+        self._origin = origin
+        self._tree = base.tree
+        self._quotes_names = False
         top = base.cwd.rstrip("/").encode() + b"/"
         own = (place.encode() for place in (folder, base.kept) if place)
         self._own = [place.removeprefix(top) for place in own if place.startswith(top)]
@@ -389,7 +195,7 @@ class _Work:
         large = await self._track()
         await self._add(large)
         apart = frozenset(await self._apart())
-        await self._run(_KEEP)
+        await self._run(scripts.KEEP)
         bases = tuple((await self._read("bases")).decode().split())
         tree = (await self._read("base")).decode().strip()
         return Base(self._base.cwd, bases, tree, frozenset(large), tuple(self._problems), self.folder, apart)
@@ -397,7 +203,7 @@ class _Work:
     async def patch(self) -> Patch:
         """See `take`."""
         await self._open()
-        if self._base.tree not in ("", *self._base.bases, self._variables["B"]):
+        if self._base.tree not in ("", *self._base.bases, self._tree):
             self._problems.append("what had been there before is in the patch: what was kept of it is gone")
         large = await self._track()
         await self._add(large)
@@ -414,29 +220,29 @@ class _Work:
         return Patch(data, "; ".join(each for each in self._problems if each not in self._base.known))
 
     async def _open(self) -> None:
-        await self._write(".gitconfig", _CONFIGURATION)
-        opened = await self._run(_OPEN, must=False)
-        if opened.exit_code == _NO_BASE and self.origin is not None:
-            await self._receive(self.origin, _said(opened))
-            opened = await self._run(_OPEN, must=False)
+        await self._write(".gitconfig", scripts.CONFIGURATION)
+        opened = await self._run(scripts.OPEN, must=False)
+        if opened.exit_code == scripts.NO_BASE and self._origin is not None:
+            await self._receive(self._origin, _said(opened))
+            opened = await self._run(scripts.OPEN, must=False)
         _refuse_failed(opened)
-        await self._read_base()
+        await self._read_tree()
         if links := await self._links():
-            await self._run(_BROKEN, links)
+            await self._run(scripts.BROKEN, links)
             self._broken = await self._items("broken")
         if self._broken:
             self._problems.append(f"left as it was, as the submodule's repository is broken: {_shown(self._broken)}")
 
     async def _receive(self, origin: Origin, lacking: str) -> None:
         """What the base is made of into the private git directory."""
-        command = f"exec {self._command(_RECEIVE.format(folder=_word(self.folder)))}"
+        command = f"exec {self._command(scripts.RECEIVE.format(folder=_word(self.folder)))}"
         try:
             await unpack(self._environment, f"{_SEARCH}; {command}", origin(), cwd="/", seconds=_SECONDS)
         except GitFailed as error:
             raise _Refused(f"{lacking}, nor is its base to be had from elsewhere: {error}") from error
 
-    async def _read_base(self) -> None:
-        self._variables["B"] = (await self._read("base")).decode().strip()
+    async def _read_tree(self) -> None:
+        self._tree = (await self._read("base")).decode().strip()
 
     async def _track(self) -> Set[bytes]:
         """Makes git see what it would pass over; the untracked files that are too large to be added."""
@@ -449,7 +255,7 @@ class _Work:
         untracked: set[bytes] = set()
         for _ in range(_NESTED_DEPTH):
             await self._write("tracked", _placeholders(places))
-            await self._run(_TRACK)
+            await self._run(scripts.TRACK)
             self._places += places
             others = set(await self._items("others"))
             untracked |= others
@@ -463,7 +269,7 @@ class _Work:
         left_out = [b":(exclude,literal)" + name for name in (*large, *self._own, *self._broken)]
         said, kind = "", "not all could be added"
         for tried in range(_ENCODINGS + 2):
-            result = await self._run(_ADD, left_out, must=False)
+            result = await self._run(scripts.ADD, left_out, must=False)
             if said and result.exit_code != _CANNOT_ADD:
                 kind = "not added as .gitattributes has it"
             said = said or (_said(result) if result.exit_code else "")
@@ -473,7 +279,7 @@ class _Work:
             await self._set(_AS_IT_IS % _pattern(found[1].encode()) if found else _ALL_AS_THEY_ARE)
         if result.exit_code == _CANNOT_ADD:
             await self._write("untracked", b"".join(name + b"\0" for name in self._places))
-            await self._run(_UNTRACK)
+            await self._run(scripts.UNTRACK)
         if said:
             self._problems.append(f"{kind}: {said}")
 
@@ -483,14 +289,14 @@ class _Work:
     async def _apart(self) -> list[bytes]:
         if not (links := await self._links()):
             return []
-        await self._run(_LINKED, links)
+        await self._run(scripts.LINKED, links)
         return await self._items("apart")
 
     async def _difference(self) -> bytes:
         """The patch. As long as it is too large the largest files that the commit does not have are left out."""
         made, left_out = set(await self._items("made")), set[bytes]()
         while True:
-            await self._run(_DIFF, self._exclude)
+            await self._run(scripts.DIFF, self._exclude)
             over = int(await self._read("over"))
             changes = list(_changes(await self._read("changed")))
             gone = {each.name for each in changes if each.status == "D"} & made
@@ -512,7 +318,7 @@ class _Work:
         if not files:
             return set()
         await self._write("ids", b"".join(each.blob.encode() + b"\n" for each in files))
-        await self._run(_SIZES)
+        await self._run(scripts.SIZES)
         sizes = [line.split() for line in (await self._read("sizes")).splitlines()]
         lines = {name: added for added, _, name in (item.split(b"\t", 2) for item in await self._items("lines"))}
         parts = [
@@ -529,8 +335,8 @@ class _Work:
     async def _drop(self, names: Iterable[bytes]) -> None:
         """From now on they are neither in the index nor in what the patch is against."""
         await self._write("dropped", b"".join(name + b"\0" for name in names))
-        await self._run(_DROP)
-        await self._read_base()
+        await self._run(scripts.DROP)
+        await self._read_tree()
 
     async def _hold_as_binary(self, data: bytes) -> None:
         """From now on files whose difference is no text are written as binary, and file names in ASCII if need be."""
@@ -541,7 +347,7 @@ class _Work:
             raise _Refused(f"the patch has {len(sections)} parts for {len(names)} files")
         binary = {name for name, section in zip(names, sections, strict=True) if not _is_text(section)}
         await self._set(*(_pattern(name) + b" -diff\n" for name in sorted(binary)))
-        self._variables["Q"] = "false" if all(map(_is_text, names)) else "true"
+        self._quotes_names = not all(map(_is_text, names))
 
     async def _set(self, *attributes: bytes) -> None:
         """More lines of git's attributes, which go before the repository's own."""
@@ -551,14 +357,14 @@ class _Work:
     async def _check(self) -> None:
         """Whether it applies to a clean index and gives the same files, and applies to a base without what was there
         before."""
-        result = await self._run(_CHECK, self._exclude, must=False)
+        result = await self._run(scripts.CHECK, self._exclude, must=False)
         if result.exit_code:
-            where = "to the commit alone, without what was made before" if result.exit_code == _ONLY_HERE else ""
+            where = "to the commit alone, without what was made before" if result.exit_code == scripts.ONLY_HERE else ""
             self._problems.append(f"the patch does not apply{where and ' '}{where}: {_said(result)}")
 
     async def _run(self, script: bytes, arguments: Sequence[bytes] = (), *, must: bool = True) -> CommandResult:
         """A script with nothing of the agent's variables but, at its end, PATH."""
-        await self._write("script", b"set -- " + words(*arguments) + _FUNCTIONS + script)
+        await self._write("script", b"set -- " + words(*arguments) + scripts.FUNCTIONS + script)
         result = await self._environment.run(
             f"({_SEARCH}; command {self._command(f'sh {_word(self.folder)}/script')})",
             timeout=_SECONDS * 10,  # the caller's limit comes first
@@ -569,9 +375,21 @@ class _Work:
         return result
 
     def _command(self, command: str) -> str:
-        assignments = " ".join(f"{name}={_word(value)}" for name, value in self._variables.items())
+        assignments = " ".join(f"{name}={_word(value)}" for name, value in self._variables().items())
         ours = "LC_ALL=C GIT_CONFIG_NOSYSTEM=1 GIT_ATTR_NOSYSTEM=1"
         return f'env -i PATH="$PATH" HOME={_word(self.folder)} {ours} {assignments} {command}'
+
+    def _variables(self) -> dict[str, str]:
+        """See `swe.patch_scripts`."""
+        return {
+            "T": self.folder,
+            "W": self._base.cwd,
+            "K": self._base.kept or _NOTHING,
+            "R": " ".join(self._base.bases),
+            "B": self._tree,
+            "M": str(MAX_BYTES),
+            "Q": "true" if self._quotes_names else "false",
+        }
 
     async def _write(self, name: str, data: bytes) -> None:
         await self._environment.write(f"{self.folder}/{name}", data)

@@ -4,11 +4,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from html import escape
-from types import TracebackType
-from typing import Self
 
 from aiohttp import web
 
+from tests.service import Service
 from tests.web_site import pdf
 
 FORM = """<title>Shop</title><h1>Lamps</h1><p>Twelve lamps, <b>all</b> of them bright.</p>
@@ -65,18 +64,17 @@ GIF = b"GIF89a\1\0\1\0\x80\0\0\xff\xff\xff\0\0\0,\0\0\0\0\1\0\1\0\0\2\2D\1\0;"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class BrowserSite:
+class BrowserSite(Service):
     """The server. `url` is its address without a slash at the end."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.hits: Counter[str] = Counter()
-        self.url = ""
-        self._runner: web.AppRunner | None = None
         pages = {"/shop": FORM, "/dialogs": DIALOGS, "/tabs": TABS, "/files": FILES, "/console": CONSOLE}
         pages |= {"/images": IMAGES, "/frames": FRAMES, "/framed": FRAMED, "/covered": COVERED, "/busy": BUSY}
         self._pages = {**pages, "/inner": INNER, "/parts": PARTS, "/halves": HALVES}
 
-    async def __aenter__(self) -> Self:
+    def application(self) -> web.Application:
         app = web.Application(middlewares=[self._counted])
         app.add_routes([web.get(path, self._page) for path in self._pages])
         handlers: list[Handler] = [self.found, self.slow, self.huge, self.redirect, self.holds, self.cookie, self.file]
@@ -91,18 +89,7 @@ class BrowserSite:
             self.strict,
         ]
         app.add_routes([web.get(f"/{handler.__name__}", handler) for handler in handlers])
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
+        return app
 
     @web.middleware
     async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:

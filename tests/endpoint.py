@@ -66,6 +66,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct, field
 
+from tests.service import Service
+
 KEPT_BODIES = 200
 
 Span = int | tuple[int, int] | None
@@ -125,47 +127,37 @@ class Request(Struct):
     key: str
 
 
-class Endpoint:
+class Endpoint(Service):
     """The server. `rules` may be changed while it runs."""
+
+    cancels = True
 
     def __init__(
         self, rules: list[dict[str, Any]] | None = None, *, calls: int = 1, latency: float = 0.0, port: int = 0
     ) -> None:
+        super().__init__(port)
         self.calls = calls
         self.latency = latency
-        self.port = port
         self.stats = Stats()
         self.rules: list[Rule] = []
         self.set_rules(rules or [])
         self._recent: deque[float] = deque()
         self._seen: set[int] = set()
-        self._runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{self.origin}/v1"
 
     def set_rules(self, rules: list[dict[str, Any]]) -> None:
         self.rules = msgspec.convert(rules, list[Rule])
 
-    async def __aenter__(self) -> Self:
+    def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/stats", self._get_stats)
         app.router.add_post("/rules", self._post_rules)
         app.router.add_post("/reset", self._post_reset)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=2048)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
+        return app
 
     # --- HTTP
 
@@ -460,13 +452,13 @@ class EndpointProcess:
             pass
 
 
-async def serve(endpoint: Any) -> None:
-    """An `Endpoint`, or another such server, until SIGTERM or SIGINT."""
+async def serve(service: Service) -> None:
+    """Until SIGTERM or SIGINT; its first line is its `url`."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with endpoint:
-        print(endpoint.url, flush=True)
+    async with service:
+        print(service.url, flush=True)
         await stopped.wait()
 
 

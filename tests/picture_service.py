@@ -19,14 +19,14 @@ import io
 import json
 import struct
 import zlib
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from aiohttp import web
 from msgspec import Struct
 from PIL import Image
 
 from tests.endpoint import EndpointProcess, serve
+from tests.service import Service
 
 FAL_PIXELS = {"landscape_16_9": (1024, 576), "square_hd": (1024, 1024), "portrait_16_9": (576, 1024)}
 
@@ -51,20 +51,21 @@ class Asked(Struct, frozen=True):
     authorization: str
 
 
-class PictureService:
+class PictureService(Service):
     """The server."""
 
+    cancels = True
+
     def __init__(self, answers: list[dict[str, Any]] | None = None, *, urls: bool = False, port: int = 0) -> None:
+        super().__init__(port)
         self.answers = answers or []
         self.urls = urls
-        self.port = port
         self.asked: list[Asked] = []
         self._made: dict[str, bytes] = {}
-        self._runner: web.AppRunner | None = None
 
     @property
     def site(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return self.origin
 
     @property
     def url(self) -> str:
@@ -74,7 +75,7 @@ class PictureService:
     def fal_url(self) -> str:
         return f"{self.site}/fal"
 
-    async def __aenter__(self) -> Self:
+    def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/images/{kind}", self._openai)
         app.router.add_post("/fal/{model:.*}", self._fal)
@@ -85,18 +86,7 @@ class PictureService:
         app.router.add_get("/never", _get_never)
         app.router.add_get("/to", _get_elsewhere)
         app.router.add_get("/stats", self._get_stats)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
+        return app
 
     async def _openai(self, http: web.Request) -> web.Response:
         if http.content_type == "multipart/form-data":

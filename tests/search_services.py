@@ -8,11 +8,12 @@ serper.dev (POST /search), docs.firecrawl.dev (POST /v2/search).
 import asyncio
 import json
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from aiohttp import web
 from msgspec import Struct
+
+from tests.service import Service
 
 KEY = "key-of-a-search-service"
 
@@ -124,29 +125,20 @@ SERVICES: dict[str, Callable[[Asked], Answer]] = {
 }
 
 
-class SearchService:
+class SearchService(Service):
     """One of them as a server in the running event loop. `first` are answers that come before its own: (status, JSON
     value or bytes, headers)."""
 
     def __init__(self, name: str, first: list[tuple[int, Any, dict[str, str]]] | None = None) -> None:
-        self.url = ""
+        super().__init__()
         self.asked: list[Asked] = []
         self._answer = SERVICES[name]
         self._first = first or []
 
-    async def __aenter__(self) -> Self:
+    def application(self) -> web.Application:
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = "http://{}:{}".format(*self._runner.addresses[0][:2])
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._runner.cleanup()
+        return application
 
     async def _handle(self, request: web.Request) -> web.Response:
         text = await request.text()

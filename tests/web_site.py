@@ -34,6 +34,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from msgspec import Struct
 
+from tests.service import serving
+
 LARGE = 100_000_000
 CHAPTERS = 100
 ARTICLE = "On tides"
@@ -95,15 +97,10 @@ class Site:
     async def _serve(self) -> None:
         application = web.Application(middlewares=[self._noted])
         application.add_routes(self._routes())
-        runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
+        async with serving(application) as port:
+            self.url = f"http://127.0.0.1:{port}"
+            self._ready.set()
+            await self._stop.wait()
 
     @web.middleware
     async def _noted(self, request: web.Request, handler: Handler) -> web.StreamResponse:

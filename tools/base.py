@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from tools.environments.base import Environment
 from tools.errors import ToolError
-from tools.services import Services, ToolSettings, closed
+from tools.services import Services, ToolSettings, close_all
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class ToolContext:
     async def close(self) -> None:
         """Closes all of that."""
         ends, self._ends = self._ends, []
-        await closed(end() for end in ends)
+        await close_all(end() for end in ends)
 
 
 class Tool(Protocol):

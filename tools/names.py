@@ -1,7 +1,8 @@
-"""The names of files that are made for a task. A leaf."""
+"""Names: those of files that are made for a task, and the known one that a wrong one is near. A leaf."""
 
 import hashlib
 import re
+from collections.abc import Iterable
 from urllib.parse import quote
 
 NAME_BYTES = 150
@@ -22,3 +23,15 @@ def file_name(task_id: str, sample_index: int = 0) -> str:
         digest = hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
         name = f"{name[: NAME_BYTES - len(suffix) - len(digest) - 1]}-{digest}"
     return name + suffix
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """The known names that were probably meant, the likeliest first."""
+    import difflib  # noqa: PLC0415 - only for messages
+
+    return difflib.get_close_matches(name, list(known), n=most)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The question that names the nearest of the known names; "" where none is near."""
+    return "".join(f"did you mean {near}?" for near in nearest(name, known))

@@ -25,6 +25,7 @@ from msgspec import Meta, Struct
 
 from tools.arguments import TypedTool
 from tools.base import Tool, ToolContext
+from tools.distributions import DISTRIBUTIONS, Distribution
 from tools.environments.base import Environment
 from tools.errors import ToolError, UsageProblem
 from tools.plugins import module_at
@@ -32,7 +33,6 @@ from tools.results import result_object
 from tools.text import told
 from tools.threads import in_thread
 from tools.toolsets import ALIASES, BUILT_IN_TOOLS, TOOLSETS
-from toolset_distributions import DISTRIBUTIONS, Distribution
 
 Function = Callable[..., Any]
 

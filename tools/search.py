@@ -21,6 +21,7 @@ MAX_BYTES = 2_000_000  # of what the search prints
 MAX_LIMIT = 500  # results of a page
 MAX_SHOWN = 500  # characters of a line
 
+_PROGRAMS = ("rg", "grep -P", "grep -E")
 _FILE = "\x1f"  # begins a line that names a file
 _LINE = re.compile(r"^(\d+)([:-])(.*)$", re.DOTALL)
 _GLOB_PART = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^\[\]\\]+\])")
@@ -55,12 +56,12 @@ class Program:
         self.name = ""
 
     async def find(self, context: ToolContext) -> str:
-        """rg, or grep with the richest regular expressions it knows."""
+        """rg, or grep with the richest regular expressions it knows; the plainest one where the sandbox did not say."""
         if not self.name:
             probe = "command -v rg >/dev/null && echo rg || { echo a | grep -qP a && echo grep -P || echo grep -E; }"
             found = await context.environment.run(f"{probe} 2>/dev/null", timeout=30)
-            self.name = found.output.strip()
-        return self.name
+            self.name = next((line for line in reversed(found.output.splitlines()) if line in _PROGRAMS), "")
+        return self.name or _PROGRAMS[-1]
 
 
 Printed = tuple[str, list[str]]  # a file, and the lines that were printed for it

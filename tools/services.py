@@ -53,9 +53,9 @@ class Services:
     async def close(self) -> None:
         """Closes every part."""
         parts, self._parts = list(self._parts.values()), {}
-        await closed(part.close() for part in parts)
+        await close_all(part.close() for part in parts)
 
 
-async def closed(ends: Iterable[Awaitable[None]]) -> None:
+async def close_all(ends: Iterable[Awaitable[None]]) -> None:
     """Awaits all of them; what one of them raises has no reader any more."""
     await asyncio.gather(*ends, return_exceptions=True)

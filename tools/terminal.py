@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from tools.arguments import TypedTool
 from tools.base import ToolContext
 from tools.environments.base import CommandResult, Process
+from tools.environments.output import says_full
 from tools.errors import ToolError
 from tools.text import shorten, without_escapes
 
@@ -233,7 +234,14 @@ async def _run_in_pty(context: ToolContext, arguments: TerminalArguments, second
         if code is None:
             await process.kill()
     output = shorten(process.output().replace("\r\n", "\n"), MAX_OUTPUT)
+    await _notice_full(context, output)
     return CommandResult(output=output, exit_code=124 if code is None else code, timed_out=code is None)
+
+
+async def _notice_full(context: ToolContext, output: str) -> None:
+    """For what was started, as `run` does it for a command. Raises DiskFull."""
+    if says_full(output):
+        await context.environment.check_room(0)
 
 
 async def run_process(context: ToolContext, arguments: ProcessArguments) -> dict[str, Any]:
@@ -247,6 +255,7 @@ async def run_process(context: ToolContext, arguments: ProcessArguments) -> dict
     if session is None:
         return {"status": "not_found", "error": f"No background process {arguments.session_id}"}
     result = await _ACTIONS[arguments.action](context, session, arguments)
+    await _notice_full(context, str(result.get("output") or result.get("output_preview")))
     return sessions.with_news(result)
 
 

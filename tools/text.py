@@ -61,6 +61,11 @@ def shorten(text: str, max_chars: int) -> str:
     return f"{text[:head]}\n[... {len(text) - max_chars} characters left out ...]\n{text[len(text) - tail :]}"
 
 
+def one_line(text: str) -> str:
+    """The text as one line of at most 300 characters."""
+    return " ".join(text.split())[:300]
+
+
 def told(error: object) -> str:
     """An exception's text, at most MAX_TOLD characters."""
     text = str(error)

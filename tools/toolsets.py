@@ -1,15 +1,15 @@
 """Which toolset holds which tools, where they are found, and which of them can be had here."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from tools.base import Tool
+from tools.distributions import Distribution, get_distribution
 from tools.errors import UsageProblem
+from tools.names import did_you_mean
 from tools.services import ToolSettings
-from toolset_distributions import Distribution, get_distribution
 
 TOOLS = {
     "terminal": "tools.terminal:TERMINAL",
@@ -117,7 +117,6 @@ def find_lacking(settings: ToolSettings, environ: Mapping[str, str]) -> dict[str
     """The built-in tools that cannot be had here, each with what it lacks."""
     reasons = {place: str(_object_at(place)(settings, environ)) for place in dict.fromkeys(NEEDS.values())}
     found = {name: reasons[NEEDS[name]] if name in NEEDS else "" for name in TOOLS}
-    found.update({name: "a later version" for name in BUILT_IN_TOOLS if name not in TOOLS})
     return {name: reason for name, reason in found.items() if reason}
 
 
@@ -159,8 +158,8 @@ class Catalog:
         return tuple(dict.fromkeys(tool for name in targets for tool in table[name]))
 
     def _suggestion(self, name: str) -> str:
-        near = difflib.get_close_matches(name, [*self.toolsets, *self.names, *ALIASES], n=1)
-        return f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(self.toolsets))}"
+        question = did_you_mean(name, [*self.toolsets, *self.names, *ALIASES])
+        return question or f"there are {', '.join(sorted(self.toolsets))}"
 
     def disabled(self, names: Sequence[str]) -> set[str]:
         """The tools that go with toolsets or tools of these names. One that several toolsets hold goes with the first:

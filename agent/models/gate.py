@@ -2,210 +2,44 @@
 
 Policy only: no request is sent from here. One event loop, one instance, in the parent; time is that loop's.
 
-Where a request may go is a `_Slot`: one target with one of its keys. A slot is open, cooling down (429), closed (its
-endpoint is unreachable or its key condemned after it had worked: one probe at a time finds out) or dead. Requests go to
-the first target that has a slot neither cooling, closed nor dead; they wait only when no target has one. The run stops
-when every slot is hopeless. Verdicts on requests that were sent before a slot's last change do not change it again:
-a burst of equal answers counts once.
+Where a request may go is a `Slot`: one target with one of its keys. Requests go to the first target that has a slot
+neither cooling, closed nor dead; they wait only when no target has one. The run stops when every slot is hopeless.
+Verdicts on requests that were sent before a slot's last change do not change it again: a burst of equal answers counts
+once.
 """
 
 import asyncio
 import random
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 from msgspec import Struct
 
-from agent.errors import RunStopped
+from agent.errors import RunStopped, StopReason
+from agent.models.account import Account, Entry
 from agent.models.base import Lease, Verdict
-from agent.models.pace import Pace, Sent
-from agent.types import NO_SPEND, Spend
+from agent.models.pace import Sent
+from agent.models.slots import Closure, Slot
+from agent.types import Spend
 
 COOL_DOWN_FIRST = 1.0  # seconds after a 429 that names no time, doubled by each further one
 COOL_DOWN_LONGEST = 60.0
+IN_VAIN = 0.1  # of that pause is kept at least where the time that a 429 names has brought nothing but 429s
 CONFIRM_AFTER = 10.0  # seconds until a key that had worked is tried once more
 START_WAIT = 4.0  # seconds that an endpoint which never answered is tried: with the rest of a start below 5
 PROBE_LONGEST = 10.0  # seconds between two probes of an unreachable endpoint, from 0.5 doubling
 ROW_FAULTS = 20  # rows in a row that end by an endpoint's refusal
 LATE = 2.0  # time-outs beyond half of the good answers that halve the limit
 UNKNOWN = 4  # requests at once under a limit of tokens until a reply tells how long replies are
-REMEMBERED = 100  # replies by which that is judged
-MINUTE = 60.5  # seconds: requests that leave a minute apart may arrive a little less apart
-
-
-class _Closure(Struct):
-    """Why a slot is closed, and when it is tried again."""
-
-    verdict: Verdict
-    probe_at: float
-    give_up_at: float
-    pause: float
-    probe: int = 0  # the lease that probes, 0 for none
-
-
-class _Slot:
-    """A target with one of its keys. `changed` is the number of the first lease given after its last change."""
-
-    def __init__(self, target: int, key: int, limit: int) -> None:
-        self.target = target
-        self.key = key
-        self.limit = limit
-        self.in_flight = 0
-        self.good = 0  # answers since the limit last moved
-        self.late = 0.0  # time-outs, less half of the good answers
-        self.failed = 0  # requests in a row that brought neither a reply nor a 429
-        self.changed = 0
-        self.cooling_until = 0.0
-        self.pause = 0.0
-        self.dry_since: float | None = None  # the first 429 since the last success
-        self.answered = False
-        self.worked = False
-        self.pace = Pace()
-        self.closure: _Closure | None = None
-        self.dead: Verdict | None = None
-
-    def may_send(self, now: float) -> bool:
-        """Whether a request may go here now."""
-        return self.is_open(now) and (self._has_place(now) or self._wants_probe(now))
-
-    def _has_place(self, now: float) -> bool:
-        return self.in_flight < self.limit and self.pace.free_at(now) <= now
-
-    def is_open(self, now: float) -> bool:
-        """Whether requests belong here, be it that they must wait for a free place."""
-        if self.dead is not None or self.cooling_until > now:
-            return False
-        return self.closure is None or self._wants_probe(now)
-
-    def opens_at(self) -> float | None:
-        """When time alone makes this slot usable; None if it does not."""
-        if self.dead is not None or (self.closure is not None and self.closure.probe):
-            return None
-        return max(self.cooling_until, self.pace.due, self.closure.probe_at if self.closure else 0.0)
-
-    def is_hopeless(self, rate_limit_wait: float) -> bool:
-        """Dead, or its next chance lies past what may be waited for one success."""
-        dry = self.dry_since is not None and self.cooling_until - self.dry_since > rate_limit_wait
-        return dry or self.dead is not None
-
-    def _wants_probe(self, now: float) -> bool:
-        return self.closure is not None and not self.closure.probe and self.closure.probe_at <= now
 
 
 class _Flight(Struct):
     """A request under way; `entry` is its place in the minute's account."""
 
-    slot: _Slot
+    slot: Slot
     sent: Sent
-    entry: "_Entry"
-
-
-class _Entry(Struct, eq=False):
-    """What one request counts against a limit per minute, for as long as it is `counted`."""
-
-    at: float
-    tokens: int  # an estimate while it is out
-    is_out: bool = True
-    counted: bool = False
-
-
-class _Minute:
-    """Requests and tokens of the last 60 seconds. Nothing is ever above a limit within any 60 seconds, but for one
-    request that alone counts more tokens than `tpm`, and for replies that are longer than those before."""
-
-    def __init__(self, rpm: int | None, tpm: int | None) -> None:
-        self._rpm = rpm
-        self._tpm = tpm
-        self._entries: deque[_Entry] = deque()
-        self._tokens = 0
-        self._out = 0  # entries that are no more than estimates
-        self._replies = 0
-        self._beyond = 0.0  # tokens that requests had beyond their estimates, in the mean
-
-    def is_new(self) -> bool:
-        """Whether no reply has told yet what requests count."""
-        return self._tpm is not None and not self._replies
-
-    def free_at(self, now: float, estimate: int) -> float:
-        """When a request of about so many tokens may go: `now` or later."""
-        while self._entries and self._entries[0].at <= now - MINUTE:
-            self._forget(self._entries.popleft())
-        if not self._entries:
-            return now
-        return max(now, self._requests_free_at(now), self._tokens_free_at(now, estimate))
-
-    def add(self, now: float, estimate: int) -> _Entry:
-        """Counts a request, for now with an estimate of its tokens."""
-        entry = _Entry(now, estimate, counted=self._rpm is not None or self._tpm is not None)
-        if entry.counted:
-            self._entries.append(entry)
-            self._tokens += estimate
-            self._out += 1
-        return entry
-
-    def answer(self, entry: _Entry, tokens: int) -> None:
-        """A request is over, and had so many tokens, 0 if nobody knows."""
-        if tokens:
-            self._replies += 1
-            self._beyond += (tokens - entry.tokens - self._beyond) / min(self._replies, REMEMBERED)
-        if entry.counted:
-            self._out -= 1
-            self._tokens += (tokens or entry.tokens) - entry.tokens
-        entry.tokens = tokens or entry.tokens
-        entry.is_out = False
-
-    def _forget(self, entry: _Entry) -> None:
-        self._tokens -= entry.tokens
-        self._out -= entry.is_out
-        entry.counted = False
-
-    def _requests_free_at(self, now: float) -> float:
-        if self._rpm is None or len(self._entries) < self._rpm:
-            return now
-        return self._entries[len(self._entries) - self._rpm].at + MINUTE
-
-    def _tokens_free_at(self, now: float, estimate: int) -> float:
-        if self._tpm is None:
-            return now
-        over = self._tokens + estimate + (self._out + 1) * self._beyond - self._tpm
-        for entry in self._entries:
-            if over <= 0:
-                break
-            over -= entry.tokens + entry.is_out * self._beyond
-            now = entry.at + MINUTE
-        return now
-
-
-class _Budget:
-    """What the whole run may spend, over all its invocations."""
-
-    def __init__(self, max_cost: float | None, max_total_tokens: int | None, spent: Spend, ended_rows: int) -> None:
-        self._max_cost = max_cost
-        self._max_total_tokens = max_total_tokens
-        self.spent = spent
-        self._ended = spent if ended_rows else NO_SPEND
-        self._ended_rows = ended_rows
-
-    def reached(self) -> bool:
-        """Whether no further call may be made."""
-        return self._is_above(self.spent.all_cost, self.spent.all_tokens)
-
-    def row_ended(self, spend: Spend) -> None:
-        """Counts towards the mean cost of a row."""
-        self._ended += spend
-        self._ended_rows += 1
-
-    def has_room(self, running: int) -> bool:
-        """Whether one more row may start beside those running, each taken to cost the mean of those ended."""
-        ahead = running / self._ended_rows if self._ended_rows else 0.0
-        return not self._is_above(
-            self.spent.all_cost + self._ended.all_cost * ahead,
-            self.spent.all_tokens + self._ended.all_tokens * ahead,
-        )
-
-    def _is_above(self, cost: float, tokens: float) -> bool:
-        too_dear = self._max_cost is not None and cost >= self._max_cost
-        return too_dear or (self._max_total_tokens is not None and tokens >= self._max_total_tokens)
+    entry: Entry
 
 
 class _Waiter(Struct, eq=False):
@@ -215,29 +49,23 @@ class _Waiter(Struct, eq=False):
 
 class RunGate:
     """Fulfils `Gate`, first come first served. `targets`: the number of keys of the model, then of each fallback.
-    `beside`: the gate of another model of the same run: what may be spent, and what may go in a minute, is counted
-    together."""
+    `account`: what its requests count against, beside those of the gates of the run's other models."""
 
-    def __init__(  # noqa: PLR0913 - a limit each, by name
+    def __init__(
         self,
         targets: Sequence[int] = (1,),
         concurrency: int = 16,
+        account: Account | None = None,
         *,
-        rpm: int | None = None,
-        tpm: int | None = None,
-        max_cost: float | None = None,
-        max_total_tokens: int | None = None,
         rate_limit_wait: float = 900.0,
         endpoint_wait: float = 300.0,
-        spent: Spend = NO_SPEND,
-        ended_rows: int = 0,
         rng: random.Random | None = None,
-        beside: "RunGate | None" = None,
     ) -> None:
-        self._slots = [_Slot(target, key, concurrency) for target, keys in enumerate(targets) for key in range(keys)]
+        account = account or Account()
+        self._slots = [Slot(target, key, concurrency) for target, keys in enumerate(targets) for key in range(keys)]
         self._concurrency = concurrency
-        self._minute: _Minute = beside._minute if beside else _Minute(rpm, tpm)
-        self._budget: _Budget = beside._budget if beside else _Budget(max_cost, max_total_tokens, spent, ended_rows)
+        self._minute = account.minute
+        self._budget = account.budget
         self._rate_limit_wait = rate_limit_wait
         self._endpoint_wait = endpoint_wait
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
@@ -325,13 +153,13 @@ class RunGate:
             return
         flight.slot.in_flight -= 1
         self._minute.answer(flight.entry, verdict.tokens or verdict.spend.all_tokens)
-        self._budget.spent += verdict.spend
+        self._budget.add(verdict.spend)
         self._judge(lease, flight, verdict)
         if self._budget.reached():
             self.stop("budget", "the budget is spent")
         self._let_go()
 
-    def stop(self, reason: str, message: str) -> None:
+    def stop(self, reason: StopReason, message: str) -> None:
         """No further request is let go; all that wait raise RunStopped. The first reason stays."""
         if self._stopped is None:
             self._stopped = RunStopped(reason, message)
@@ -379,7 +207,7 @@ class RunGate:
             waiter.future.set_result(self._lease(slot, waiter.tokens, now))
         self._set_timer(None)
 
-    def _way(self, now: float, tokens: int) -> tuple[_Slot | None, float | None]:
+    def _way(self, now: float, tokens: int) -> tuple[Slot | None, float | None]:
         """Where a request of so many tokens may go now; if nowhere, when time alone may change that."""
         slot = self._slot(now)
         if slot is None:
@@ -389,7 +217,7 @@ class RunGate:
         free_at = self._minute.free_at(now, tokens)
         return (slot, None) if free_at <= now else (None, free_at)
 
-    def _slot(self, now: float) -> _Slot | None:
+    def _slot(self, now: float) -> Slot | None:
         """Where a request may go now: the first target with an open slot, even if that has no free place. Of its keys
         the one that failed least of late."""
         if len(self._flights) >= self._concurrency:
@@ -402,7 +230,7 @@ class RunGate:
         times = (slot.opens_at() for slot in self._slots)
         return min((at for at in times if at is not None and at > now), default=None)
 
-    def _lease(self, slot: _Slot, tokens: int, now: float) -> Lease:
+    def _lease(self, slot: Slot, tokens: int, now: float) -> Lease:
         lease = Lease(id=self._next_id, target=slot.target, key=slot.key)
         self._next_id += 1
         slot.in_flight += 1
@@ -442,7 +270,7 @@ class RunGate:
         now = flight.sent.answered_at = asyncio.get_running_loop().time()
         match verdict.kind:
             case "condemned":
-                self._answered(slot, reopen=probing and _is_lost(slot))
+                self._answered(slot, reopen=probing and slot.is_lost())
                 if current:
                     self._condemn(slot, verdict, now)
             case "unreachable":
@@ -453,39 +281,48 @@ class RunGate:
                 slot.pace.refuse(flight.sent)
                 self._cool_down(slot, verdict, now, current)
             case "ok":
-                self._answered(slot, reopen=probing or _is_lost(slot))
+                self._answered(slot, reopen=probing or slot.is_lost())
                 self._praise(slot, current)
             case _:
                 self._answered(slot, reopen=probing)
-                slot.failed += verdict.kind == "transient"
+                if verdict.kind == "transient":
+                    slot.fail(now)
                 if verdict.reason == "request_timeout" and current:
                     self._count_late(slot)
+        self._doubt(slot.target)
         self._stop_if_hopeless()
 
-    def _answered(self, slot: _Slot, *, reopen: bool) -> None:
+    def _doubt(self, target: int) -> None:
+        """Of a target's keys, those that only fail while another might not."""
+        keys = [slot for slot in self._slots if slot.target == target]
+        is_hope = not all(slot.only_fails() for slot in keys)
+        for slot in keys:
+            slot.doubted = is_hope and slot.only_fails()
+
+    def _answered(self, slot: Slot, *, reopen: bool) -> None:
         """The endpoint is there; that holds for all its keys."""
         for other in self._slots:
             if other.target == slot.target:
                 other.answered = True
-                if reopen and _is_lost(other):
+                if reopen and other.is_lost():
                     self._change(other, None)
         if reopen and slot.closure is not None:
             self._change(slot, None)
 
-    def _condemn(self, slot: _Slot, verdict: Verdict, now: float) -> None:
+    def _condemn(self, slot: Slot, verdict: Verdict, now: float) -> None:
         if slot.closure is None and slot.worked:
             at = now + CONFIRM_AFTER
-            self._change(slot, _Closure(verdict, probe_at=at, give_up_at=at, pause=CONFIRM_AFTER))
+            self._change(slot, Closure(verdict, probe_at=at, give_up_at=at, pause=CONFIRM_AFTER))
         else:
             slot.dead = verdict
 
-    def _lose(self, slot: _Slot, flight: _Flight, verdict: Verdict, now: float) -> None:
+    def _lose(self, slot: Slot, flight: _Flight, verdict: Verdict, now: float) -> None:
         """No connection: the whole target closes until a probe gets through or its time is up."""
         closure = slot.closure
         if closure is None:
             wait = self._endpoint_wait if slot.answered else START_WAIT
             since = now if slot.answered else flight.sent.at
-            closure = _Closure(verdict, probe_at=now, give_up_at=since + wait, pause=0.25)
+            closure = Closure(verdict, probe_at=now, give_up_at=since + wait, pause=0.25)
         closed = [other for other in self._slots if other.target == slot.target and other.dead is None]
         if now >= closure.give_up_at:
             for other in closed:
@@ -496,30 +333,31 @@ class RunGate:
         for other in closed:
             self._change(other, closure)
 
-    def _cool_down(self, slot: _Slot, verdict: Verdict, now: float, current: bool) -> None:
+    def _cool_down(self, slot: Slot, verdict: Verdict, now: float, current: bool) -> None:
         if slot.dry_since is None:
             slot.dry_since = now
         if current:
             self._halve(slot)
             slot.pause = min(COOL_DOWN_LONGEST, max(COOL_DOWN_FIRST, slot.pause * 2))
         if verdict.retry_after is not None:
-            slot.cooling_until = max(slot.cooling_until, now + verdict.retry_after)
+            vain = IN_VAIN * slot.pause if current and slot.pause > COOL_DOWN_FIRST else 0.0
+            slot.cooling_until = max(slot.cooling_until, now + max(verdict.retry_after, vain))
         elif current:
             slot.cooling_until = max(slot.cooling_until, now + slot.pause * self._rng.uniform(0.75, 1.0))
 
-    def _count_late(self, slot: _Slot) -> None:
+    def _count_late(self, slot: Slot) -> None:
         """More requests at once than an endpoint can serve in time only make all of them late."""
         slot.late += 1
         if slot.late > LATE:
             self._halve(slot)
 
-    def _halve(self, slot: _Slot) -> None:
+    def _halve(self, slot: Slot) -> None:
         slot.limit = max(1, slot.limit // 2)
         slot.changed = self._next_id
         slot.good = 0
         slot.late = 0.0
 
-    def _praise(self, slot: _Slot, current: bool) -> None:
+    def _praise(self, slot: Slot, current: bool) -> None:
         slot.worked = True
         slot.failed = 0
         slot.dry_since = None
@@ -532,7 +370,7 @@ class RunGate:
             slot.limit += 1
             slot.good = 0
 
-    def _change(self, slot: _Slot, closure: _Closure | None) -> None:
+    def _change(self, slot: Slot, closure: Closure | None) -> None:
         slot.closure = closure
         slot.changed = self._next_id
 
@@ -543,8 +381,5 @@ class RunGate:
         if first is None:
             self.stop("quota", f"rate limits leave no request through within {self._rate_limit_wait:g} s")
         else:
-            self.stop(first.reason or first.kind, first.message)
-
-
-def _is_lost(slot: _Slot) -> bool:
-    return slot.closure is not None and slot.closure.verdict.kind == "unreachable"
+            why = cast("StopReason", first.reason or first.kind)  # dead is only what is condemned or unreachable
+            self.stop(why, first.message)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from tools.errors import UsageProblem
+from tools.names import did_you_mean
 
 API_KEY_VARIABLE = "BATCH_RUNNER_API_KEY"
 """The variable that carries a key given as a setting to the process that uses it."""
@@ -193,10 +194,8 @@ def _row(name: str) -> Provider:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    import difflib  # noqa: PLC0415 - only for the message
-
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    question = did_you_mean(name, known)
+    return f"; {question}" if question else ""
 
 
 def _check_url(name: str, url: str) -> None:

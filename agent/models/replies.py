@@ -161,9 +161,9 @@ def _decode(body: bytes) -> dict[str, Any]:
 
 
 def _decode_loosely(body: bytes) -> Any:
-    """Lone surrogates and bytes that are no UTF-8 do not make a reply worthless."""
+    """Lone surrogates, a byte order mark and bytes that are no UTF-8 do not make a reply worthless."""
     try:
-        return json.loads(body.decode("utf-8", "replace"))
+        return json.loads(body.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError):
         head = body[:200].decode("utf-8", "replace")
         _fail(

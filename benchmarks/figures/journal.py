@@ -80,7 +80,8 @@ def _resume(folder: Path, rows: int, size: int) -> Figure:
         value=cost.seconds,
         unit="s",
         target=20 if rows == 1_000_000 else None,
-        note=f"parent {parent / MB:.0f} MB, {cost.cpu:.1f} s of CPU, {size / MB:.0f} MB of journal",
+        note=f"parent {parent / MB:.0f} MB, {cost.cpu:.1f} s of CPU, {size / MB:.0f} MB of journal; "
+        "the merged file is there and is only compared",
         values={"parent_mb": parent / MB, "cpu_seconds": cost.cpu},
     )
 

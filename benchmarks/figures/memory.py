@@ -2,7 +2,8 @@
 
 Two runs, at the lower and the higher concurrency of `Sizes.memory_concurrency`, two rounds of prompts each. A prompt in
 flight costs the difference of the two peaks over the difference of the two concurrencies: with its sandbox's shell (the
-whole tree), and without.
+whole tree), and without. A page that a worker shares with the fork server counts in each of them by its share, so the
+figure of a worker is to be read with the fork server's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,8 +57,9 @@ def _parts(samples: Sequence[Sample], concurrency: int) -> Iterator[Figure]:
         value=worker / MB,
         unit="MB",
         target=90,
-        note=f"parent {parent / MB:.1f} MB, fork server {server / MB:.1f} MB, {shells.sandbox_processes} sandbox "
-        f"processes {shells.sandboxes / MB:.1f} MB",
+        note="PSS: of pages shared with the fork server only its share; not in it: "
+        f"fork server {server / MB:.1f} MB, parent {parent / MB:.1f} MB, {shells.sandbox_processes} sandbox processes "
+        f"{shells.sandboxes / MB:.1f} MB",
         values={
             "parent_mb": parent / MB,
             "fork_server_mb": server / MB,

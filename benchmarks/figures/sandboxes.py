@@ -1,8 +1,8 @@
-"""What a sandbox of each backend costs, one at a time: start, first and thousandth command, 1 MB up and down, stop.
+"""What a sandbox of each backend costs, one at a time: start, first and last command, 1 MB up and down, stop.
 
-The figure is the time of the thousandth command beyond a bare `bash -c` in the same process; as nobody can time one
-command well, it is the median of the last ones up to it. The other times are medians over sandboxes. SSH is to a server
-on this machine; a service is measured where its keys are set.
+The figure is the time of command number `sandbox_commands`, the thousandth in a whole pass, beyond a bare `bash -c` in
+the same process; as nobody can time one command well, it is the median of the last ones up to it. The other times are
+medians over sandboxes. SSH is to a server on this machine; a service is measured where its keys are set.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tools.environments.owner import current_owner
 from tools.environments.table import BACKENDS, load_backend
 from tools.errors import RowFailed
 
-LAST = 50  # commands whose median is the thousandth
+LAST = 50  # commands whose median is the last one's time
 MEGABYTE = 1_000_000
 SSHD = "/usr/sbin/sshd"
 Times = dict[str, list[float]]  # milliseconds by what took them
@@ -37,11 +37,12 @@ def measure(bench: Bench) -> Iterator[Figure]:
     for name in BACKENDS:
         with closing(SshServer()) if name == "ssh" and Path(SSHD).exists() else nullcontext() as server:
             settings = server.settings() if server else BackendSettings()
-            yield asyncio.run(_figure(name, settings, bench.sizes))
+            yield asyncio.run(figure(name, settings, bench.sizes))
 
 
-async def _figure(name: str, settings: BackendSettings, sizes: Sizes) -> Figure:
-    title, target = f"thousandth command, {name}", TARGETS.get(name)
+async def figure(name: str, settings: BackendSettings, sizes: Sizes) -> Figure:
+    """One backend's; without a value, and with the reason, where it cannot be used here."""
+    title, target = f"command {sizes.sandbox_commands:,} in a sandbox, {name}", TARGETS.get(name)
     backend = load_backend(name, settings)
     try:
         problem = await backend.check()
@@ -53,7 +54,7 @@ async def _figure(name: str, settings: BackendSettings, sizes: Sizes) -> Figure:
     values = {what: median(taken) for what, taken in times.items()}
     return Figure(
         name=title,
-        value=values["thousandth"] - values["bare"],
+        value=values["last"] - values["bare"],
         unit="ms",
         target=target,
         note=_note(values),
@@ -107,12 +108,12 @@ async def _command(environment: Environment) -> None:
 
 
 async def _commands(environment: Environment, count: int, times: Times) -> None:
-    """Up to the thousandth."""
+    """From the second to the last."""
     for number in range(2, count + 1):
         if number + LAST <= count:
             await _command(environment)
             continue
-        async with _timed(times, "thousandth"):
+        async with _timed(times, "last"):
             await _command(environment)
         async with _timed(times, "bare"):
             await shell(COMMAND)

@@ -18,6 +18,7 @@ SCRIPT = """default:
     - {reasoning: There is nothing to find out., content: The answer is ready.}
 """
 MB = 1e6
+PROMISED = 1_000_000  # prompts, of `--full`
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -36,7 +37,8 @@ def measure(bench: Bench) -> Iterator[Figure]:
         value=(large - small) / MB,
         unit="MB",
         target=10 + 64 * (many - few) / MB,
-        note=f"{small / MB:.1f} MB, {large / MB:.1f} MB",
+        note=f"{small / MB:.1f} MB, {large / MB:.1f} MB"
+        f"{'' if many == PROMISED else f'; the {PROMISED:,} prompts of the promise with --full'}",
         values={"small_mb": small / MB, "large_mb": large / MB},
     )
 

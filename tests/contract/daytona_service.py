@@ -26,6 +26,8 @@ import aiodocker
 from aiodocker.containers import DockerContainer
 from aiohttp import WSCloseCode, web
 
+from tests.service import serving
+
 KEY = "the-test-key"
 _EXIT_CONTROL = "X-Daytona-Pty-Exit-Control"
 _ENVS = "X-Daytona-Pty-Envs~"
@@ -363,16 +365,11 @@ async def main() -> None:
     service = Service(engine)
     application = web.Application(middlewares=[service.guard])
     application.add_routes(service.routes())
-    runner = web.AppRunner(application, shutdown_timeout=1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    service.url = f"http://127.0.0.1:{port}"
-    print("ready", service.url, flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await asyncio.gather(*(sandbox.remove() for sandbox in service.sandboxes.values()), return_exceptions=True)
-    await runner.cleanup()
+    async with serving(application) as port:
+        service.url = f"http://127.0.0.1:{port}"
+        print("ready", service.url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        await asyncio.gather(*(sandbox.remove() for sandbox in service.sandboxes.values()), return_exceptions=True)
     await engine.close()
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tests.service import running
+
 # What `images/create` streams as its last line, by image; others arrive half a second later.
 ERRORS = {
     "none:1": "manifest for none:1 not found: manifest unknown: manifest unknown",
@@ -72,10 +74,6 @@ async def stub_engine(socket: Path) -> AsyncIterator[StubEngine]:
             web.post("/v1.41/images/create", stub.create),
         ]
     )
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
+    async with running(app) as runner:
         await web.UnixSite(runner, str(socket)).start()
         yield stub
-    finally:
-        await runner.cleanup()

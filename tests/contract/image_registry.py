@@ -16,6 +16,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tests.service import serving
+
 _TYPE = "application/vnd.docker."
 
 
@@ -106,11 +108,5 @@ async def registry(archive: Path, *, login: str = "", asked: list[str] | None = 
 
     app = web.Application()
     app.router.add_get("/{any:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving(app) as port:
+        yield f"127.0.0.1:{port}"

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from tests.service import serving
+
 
 @asynccontextmanager
 async def answering(status: int, kind: str, body: bytes) -> AsyncIterator[int]:
@@ -15,10 +17,5 @@ async def answering(status: int, kind: str, body: bytes) -> AsyncIterator[int]:
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
+    async with serving(app) as port:
+        yield port

@@ -12,7 +12,7 @@ import yaml
 from agent.clock import RowClock
 from agent.conversation import Conversation, ConversationOptions, End
 from agent.delegation import AT_ONCE, MAX_CHILDREN, MAX_TURNS, SYSTEM_TEXT, Child, Delegation, Family
-from agent.errors import RunStopped
+from agent.errors import RunStopped, Stopping
 from agent.models.base import Model, ModelRequest
 from agent.models.gate import RunGate
 from agent.models.options import RequestOptions
@@ -85,7 +85,7 @@ class House:
     def __init__(self, environment: Environment, folder: Path) -> None:
         self.environment = environment
         self.folder = folder
-        self.stop = ""
+        self.stop: Stopping = ""
         self.closed: list[str] = []
         self.model: Watched
         self.conversation: Conversation

@@ -67,6 +67,29 @@ async def test_exec_and_a_killed_shell_keep_the_state_before(sandbox: Environmen
     assert await printed(sandbox, "pwd") == "/usr\n"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "export LC_ALL=xx_XX.UTF-8",
+        "export UID EUID PPID SHELLOPTS BASHOPTS",
+        "readonly LC_ALL HOME; export LC_ALL HOME",
+    ],
+)
+async def test_what_the_shell_says_of_kept_variables_is_no_output(sandbox: Environment, command: str) -> None:
+    await sandbox.run(command, timeout=20)
+    for directory in ("/usr", "/"):
+        assert await printed(sandbox, f"echo out; echo err >&2; cd {directory}") == "out\nerr\n"
+        assert await printed(sandbox, "pwd") == f"{directory}\n"
+    process = await sandbox.start("echo out; echo err >&2")
+    assert await process.wait(20) == 0
+    assert process.output() == "out\nerr\n"
+
+
+async def test_a_function_called_as_a_command_of_ours_loses_nothing(sandbox: Environment) -> None:
+    await printed(sandbox, "command() { echo mine; }; export KEPT=1; cd /usr")
+    assert await printed(sandbox, 'echo "$KEPT $PAGER"; pwd') == "1 cat\n/usr\n"
+
+
 async def test_a_deleted_directory_falls_back_to_home(sandbox: Environment) -> None:
     await printed(sandbox, "mkdir gone; cd gone; rmdir ../gone")
     assert await printed(sandbox, '[ "$PWD" = "$HOME" ] && echo home') == "home\n"
@@ -120,6 +143,18 @@ async def test_variables_of_the_row(backend_name: str) -> None:
     with pytest.raises(SetupFailed, match="A-B"):
         async with open_sandbox(backend_name, variables={"A-B": "x"}):
             pass
+    with pytest.raises(SetupFailed, match="environment variable UID: the sandbox's shell holds it itself"):
+        async with open_sandbox(backend_name, variables={"UID": "1000"}):
+            pass
+
+
+async def test_the_locale_is_ours_unless_the_row_rules(backend_name: str) -> None:
+    command = """printf '%s|' "${LC_ALL:-$LC_CTYPE}" """
+    for variables in ({"LANG": "xx_XX.UTF-8"}, {"LC_MESSAGES": "xx_XX.UTF-8"}):
+        async with open_sandbox(backend_name, variables=variables) as environment:
+            assert await printed(environment, f"{command}; echo $LC_ALL") == "C.UTF-8|C.UTF-8\n"
+    async with open_sandbox(backend_name, variables={"LC_ALL": "xx_XX.UTF-8"}) as environment:
+        assert await printed(environment, command) == "xx_XX.UTF-8|"
 
 
 async def test_working_directory_of_the_row(backend_name: str) -> None:
@@ -341,6 +376,14 @@ async def test_pty(sandbox: Environment) -> None:
     process = await sandbox.start("test -t 0 && test -t 1 && echo terminal; exit 4", pty=True)
     assert await process.wait(10) == 4
     assert process.output() == "terminal\r\n"
+
+
+async def test_a_terminal_leaves_the_shells_name_alone(sandbox: Environment) -> None:
+    before = await printed(sandbox, "echo $SHELL; export SHELL=/no/such")
+    process = await sandbox.start('echo "$SHELL"; env | grep -c -e ^SHELL=/no/such$ -e ^BATCH_SHELL', pty=True)
+    assert await process.wait(10) == 0
+    assert process.output() == "/no/such\r\n1\r\n"
+    assert before.startswith("/")
 
 
 # files

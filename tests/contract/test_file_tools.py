@@ -248,6 +248,14 @@ async def searched(tree: Toolbox, request: pytest.FixtureRequest) -> Toolbox:
 
 
 class TestSearch:
+    async def test_what_else_a_sandbox_says_is_no_program(self, call: Toolbox) -> None:
+        await call.environment.write("bin/grep", b"#!/bin/sh\necho '; touch made'\n")
+        await call.shell("chmod +x bin/grep; export PATH=$PWD/bin")
+        assert await call.context.memory(Program).find(call.context) == "grep -P"
+        await call.environment.write("bin/rg", b"#!/bin/sh\n")
+        await call.shell("/bin/chmod +x bin/rg")
+        assert await Program().find(call.context) == "rg"
+
     async def test_lines_by_regular_expression(self, searched: Toolbox) -> None:
         result = await searched("search_files", pattern=r"^def \w+\(")
         assert result == {

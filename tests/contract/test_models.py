@@ -14,6 +14,7 @@ import pytest
 
 from agent.clock import RowClock
 from agent.errors import ModelError, RunStopped
+from agent.models.account import Account, Budget
 from agent.models.base import Model, ModelRequest
 from agent.models.gate import START_WAIT, RunGate
 from agent.models.options import RequestOptions
@@ -402,7 +403,7 @@ async def test_an_endpoint_that_goes_away_and_comes_back_costs_no_row() -> None:
 async def test_the_budget_stops_a_model_that_never_gets_anywhere(chat: Chat) -> None:
     usage = {"prompt_tokens": 100_000, "completion_tokens": 0}
     chat.endpoint.set_rules([{"body": {"choices": [], "usage": usage}}])
-    model = chat.open(price_in=10.0, price_out=10.0, gate={"max_cost": 2.5})
+    model = chat.open(price_in=10.0, price_out=10.0, gate={"account": Account(budget=Budget(max_cost=2.5))})
     stopped = await stopping(model)
     assert (stopped.reason, chat.endpoint.stats.requests, stopped.spend.cost_usd) == ("budget", 3, 3.0)
 

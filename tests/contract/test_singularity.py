@@ -15,7 +15,7 @@ from tests.contract.environments import IMAGES, bytes_of, eventually, open_sandb
 from tests.contract.image_registry import foreign_shell, registry, saved
 from tools.environments import singularity_images
 from tools.environments.base import BackendSettings
-from tools.environments.hosted import tried
+from tools.environments.hosted import failure_of
 from tools.environments.singularity import SingularityBackend, _refuse_without_limits
 from tools.environments.table import load_backend
 from tools.errors import EnvironmentLost, ImagePullFailed, ImageUnavailable, SandboxRefused, SetupFailed, ToolError
@@ -27,7 +27,7 @@ BOX = "batch-runner-test:box"
 SHELL = str(Path(IMAGES["singularity"]).with_name("sh"))
 PREPARE = """
 import asyncio, sys
-from tools.environments.hosted import tried
+from tools.environments.hosted import failure_of
 from tools.environments.singularity import SingularityBackend
 asyncio.run(SingularityBackend().prepare(sys.argv[1]))
 """
@@ -270,7 +270,7 @@ def test_root_without_control_groups_is_refused() -> None:
 
 async def test_a_check_that_is_cut_off_leaves_no_process(tmp_path: Path) -> None:
     told = tmp_path / "pid"
-    check = asyncio.create_task(tried(["sh", "-c", f"echo $$ >{told}; exec sleep 600"]))
+    check = asyncio.create_task(failure_of(["sh", "-c", f"echo $$ >{told}; exec sleep 600"]))
 
     async def begun() -> bool:
         return told.exists() and told.read_text().endswith("\n")

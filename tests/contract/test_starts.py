@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from agent.conversation import End
+from agent.errors import Stopping
 from agent.models.gate import RunGate
 from agent.models.table import ModelSpec, open_model
 from agent.outcome import RolloutPolicy
@@ -146,7 +147,7 @@ async def test_few_start_at_once_and_those_who_wait_are_told_so() -> None:
 # --- of a row
 
 
-def rollout(tmp_path: Path, backend: Faulty, starts: Starts, stopping: str = "", **policy: Any) -> Rollout:
+def rollout(tmp_path: Path, backend: Faulty, starts: Starts, stopping: Stopping = "", **policy: Any) -> Rollout:
     script = tmp_path / "script.yaml"
     script.write_text(yaml.safe_dump({"default": {"turns": [{"content": "bye"}]}}))
     around = Surroundings(

@@ -22,7 +22,7 @@ from tests.contract.environments import eventually
 from tools.environments.base import Environment
 from tools.environments.owner import current_owner
 from tools.environments.table import load_backend
-from tools.errors import EnvironmentLost, SetupFailed, ToolError, UsageProblem
+from tools.errors import DiskFull, EnvironmentLost, SetupFailed, ToolError, UsageProblem
 
 WHICH = Try(prompt_index=0, task_id="t", row_key="id:t", row_sha="0" * 64)
 TALK = [{"tool_calls": [{"name": "terminal", "arguments": {"command": "echo talk >>log"}}]}, {"content": "bye"}]
@@ -166,9 +166,10 @@ async def test_a_sandbox_that_is_lost_behind_the_conversation_fails_the_row(tmp_
     assert (row.status, row.error_class, row.retryable, row.error) == ("failed", "environment_lost", True, "gone")
 
 
-async def test_a_full_disk_stops_the_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [RunStopped("disk", "it is full"), DiskFull("it is full")])
+async def test_a_full_disk_stops_the_row(tmp_path: Path, error: BaseException) -> None:
     steps = Noting()
-    steps.leaving = raising(RunStopped("disk", "it is full"))
+    steps.leaving = raising(error)
     row = await row_of(tmp_path, steps, TALK)
     assert (row.status, row.reason) == ("stopped", "disk")
 

@@ -23,6 +23,7 @@ from tests.endpoint import Endpoint
 from tools.errors import UsageProblem
 
 GOOD = {"content": "They listed the files."}
+HELD = {"hold": True, "message": GOOD}  # until other rules are set
 KEY = "sk-0123456789abcdef"
 
 
@@ -85,6 +86,17 @@ async def stopping(summarizer: Summarizer) -> RunStopped:
     with pytest.raises(RunStopped) as stopped:
         await summary(summarizer)
     return stopped.value
+
+
+async def one_of_two_asked(opened: Open, summarizer: Summarizer) -> list[asyncio.Task[Summary]]:
+    """Two rows at once, of which one is with the endpoint."""
+    running = [asyncio.create_task(summary(summarizer, f"row {number}")) for number in range(2)]
+
+    async def is_asked() -> bool:
+        return opened.endpoint.stats.in_flight == 1
+
+    assert await eventually(is_asked)
+    return running
 
 
 async def ends_of(summarizer: Summarizer, rows: int) -> list[Summary | BaseException]:
@@ -417,18 +429,13 @@ async def test_what_earlier_invocations_spent_counts_in_the_budget(opened: Open)
 
 
 async def test_those_that_wait_for_room_end_with_the_run(opened: Open) -> None:
-    opened.endpoint.latency = 0.2
-    summarizer = await opened(max_total_tokens=1100)
-    running = [asyncio.create_task(summary(summarizer, f"row {number}")) for number in range(2)]
-
-    async def is_asked() -> bool:
-        return opened.endpoint.stats.in_flight == 1
-
-    assert await eventually(is_asked)
+    summarizer = await opened(HELD, max_total_tokens=1100)
+    running = await one_of_two_asked(opened, summarizer)
     summarizer.stop("interrupt", "interrupted")
     with pytest.raises(RunStopped, match="interrupted"):
         await running[1]
     assert not running[0].done()
+    opened.endpoint.set_rules([])
     assert (await running[0]).text
 
 
@@ -464,15 +471,10 @@ async def test_answers_that_are_refused_stop_it_as_failures_do(opened: Open) -> 
 
 
 async def test_an_interrupt_lets_calls_end_and_begins_none(opened: Open) -> None:
-    opened.endpoint.latency = 0.2
-    summarizer = await opened(concurrency=1)
-    running = [asyncio.create_task(summary(summarizer, f"row {number}")) for number in range(2)]
-
-    async def is_asked() -> bool:
-        return opened.endpoint.stats.in_flight == 1
-
-    assert await eventually(is_asked)
+    summarizer = await opened(HELD, concurrency=1)
+    running = await one_of_two_asked(opened, summarizer)
     summarizer.stop("interrupt", "interrupted")
+    opened.endpoint.set_rules([])
     ends = await asyncio.gather(*running, return_exceptions=True)
     assert [type(end) for end in ends] == [Summary, RunStopped]
     assert opened.endpoint.stats.requests == 1

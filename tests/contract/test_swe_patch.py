@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swe import patch
+from swe import patch, patch_scripts
 from swe.patch import Base, Patch, keep, take
 from tests.contract.environments import ISOLATING, open_sandbox
 from tools.environments.base import Environment
@@ -466,7 +466,7 @@ async def test_what_only_stands_for_files_is_in_no_patch(sandbox: Environment, m
     """Also where git adds nothing at all."""
     base = await kept(sandbox)
     await shell(sandbox, "git init -q n; echo 1 >n/f; mkdir build; echo 1 >build/b; git add -f build")
-    monkeypatch.setattr(patch, "_ADD", b"echo 'fatal: no more'; exit 128")
+    monkeypatch.setattr(patch_scripts, "ADD", b"echo 'fatal: no more'; exit 128")
     assert await take(sandbox, base) == Patch(problem="not all could be added: fatal: no more")
 
 

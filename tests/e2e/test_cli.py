@@ -406,6 +406,33 @@ def test_a_run_that_a_program_started_is_resumed_by_the_command_it_prints(tmp_pa
     assert {**saved, "resume": True} == again
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_program_gives_a_run_an_environment_of_its_own(tmp_path: Path, workers: int) -> None:
+    key = "key-of-a-mapping-0123456789"
+    flags = small_run(tmp_path, [{"prompt": "a", "setup": '[ "$GREETING" = hello ]'}])
+    with EndpointProcess(calls=0) as endpoint:
+        flags += ["--model=gpt-x", "--provider=openai", f"--base_url={endpoint.url}", "--env_allow=GREETING"]
+        flags = [word for word in flags if "scripted" not in word] + [f"--num_workers={workers}"]
+        (tmp_path / "started.py").write_text(
+            "import os\n"
+            "from batch.invocation import run\n"
+            "from batch.settings import load_settings\n"
+            "if __name__ == '__main__':\n"
+            f"    environ = {{**os.environ, 'OPENAI_API_KEY': {key!r}, 'GREETING': 'hello'}}\n"
+            f"    settings, _ = load_settings({flags!r}, environ)\n"
+            "    raise SystemExit(run(settings, argv=[], environ=environ))\n",
+            encoding="utf-8",
+        )
+        done = subprocess.run(
+            [sys.executable, "started.py"],
+            cwd=tmp_path, env=environment(tmp_path, PYTHONPATH=str(ROOT)), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert endpoint.stats()["keys"] == {key: 1}
+    assert [row["status"] for row in journal(tmp_path / "data/r")] == ["completed"]
+
+
 def test_a_dry_run_writes_nothing_and_asks_no_model(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"prompt": "a" * 400, "tools": ["file_read"]}, {"prompt": "b"}, {"prompt": 7}]
     flags = [word for word in small_run(tmp_path, rows) if "scripted" not in word]

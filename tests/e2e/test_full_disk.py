@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import RunStopped
+from tests.contract.environments import open_sandbox
+from tests.contract.toolbox import open_toolbox
 from tests.e2e.bench import Bench, prompts
 from tests.e2e.program import merged
-from tests.endpoint import EndpointProcess
+from tests.endpoint import EndpointProcess, tool_call
+from tests.unit.test_conversation import DONE, Named, Stage, call, calls
+from tools.environments.base import Environment
+from tools.errors import DiskFull, ToolError
 
 ROWS = 6
 WITHIN = 200.0  # seconds, on however busy a machine
@@ -43,6 +49,82 @@ def test_the_run_stops_and_goes_on_once_there_is_room(
         assert code == 0, out + err
         assert set(bench.asked().values()) == {1}
     assert len(merged(bench.directory)) == ROWS
+
+
+def asking(name: str, **arguments: object) -> dict[str, object]:
+    """A reply that calls one tool."""
+    return {"content": "", "reasoning_content": "So.", "tool_calls": [tool_call(name, arguments)]}
+
+
+@pytest.mark.parametrize("backend", ["local", "bubblewrap"])
+@pytest.mark.parametrize("quiet", ["", " 2>/dev/null"], ids=["told by the command", "told by the file"])
+def test_an_agent_that_fills_the_disk_stops_the_run(backend: str, quiet: str, disk: Path, tmp_path: Path) -> None:
+    fills = asking("terminal", command=f"cat /dev/zero >fill{quiet}; : >y.txt")
+    with EndpointProcess(calls=0) as endpoint:
+        bench = Bench(tmp_path, endpoint, prompts(3))
+        bench.temp = disk
+        bench.settings |= {"container_backend": backend, "concurrency": "1", "enabled_toolsets": "terminal,file"}
+        endpoint.set_rules(
+            [{"turn": 1, "message": fills}, {"turn": 2, "message": asking("write_file", path="y.txt", content="y")}]
+        )
+        code, out, err = bench.run(timeout=WITHIN)
+        assert code == 3, out + err
+        assert f"stopped early: {disk}, where sandboxes are made, cannot be written: No space left on device\n" in err
+        assert {(row["status"], row["reason"]) for row in bench.journal()} == {("stopped", "disk")}
+        assert not list(disk.glob("batch-sandbox-*"))
+        endpoint.set_rules([])
+        code, out, err = bench.run("--resume", timeout=WITHIN)
+        assert code == 0, out + err
+    assert len(merged(bench.directory)) == 3
+
+
+async def test_a_terminal_and_a_patch_tell_of_it_too(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(disk))
+    async with open_toolbox("disk") as call:
+        await call.environment.write("a.txt", b"a\n")
+        await call.shell("cat /dev/zero >fill 2>/dev/null || :")
+        with pytest.raises(DiskFull, match=str(disk)):
+            await call("terminal", command="cat /dev/zero >>fill", pty=True)
+        with pytest.raises(DiskFull, match=str(disk)):
+            await call("patch", path="a.txt", old_string="a", new_string="b" * 10_000)
+        started = await call("terminal", command="cat /dev/zero >>fill", background=True)
+        with pytest.raises(DiskFull, match=str(disk)):
+            await call("process", action="wait", session_id=started["session_id"])
+        await call.environment.delete("fill")
+        told = await call("terminal", command="echo No space left on device")
+        assert told["output"] == "No space left on device\n"
+
+
+async def test_a_result_that_finds_no_room_stops_the_run(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(disk))
+    long = {"text": "x" * 200_000}
+    async with open_toolbox("disk") as toolbox:
+        await toolbox.shell("cat /dev/zero >fill 2>/dev/null || :")
+        conversation = Stage(toolbox.context, tmp_path).open(
+            [calls(call("give", "c")), DONE], tools=[Named("give", lambda _: long)]
+        )
+        with pytest.raises(RunStopped, match=str(disk)) as stopped:
+            await conversation.run()
+        assert stopped.value.reason == "disk"
+
+
+@pytest.mark.parametrize("backend", ["local", "bubblewrap"])
+async def test_another_disk_that_is_full_is_told_to_the_agent(backend: str, disk: Path) -> None:
+    volumes = () if backend == "local" else (f"{disk}:/full",)
+    place = disk if backend == "local" else "/full"
+    async with open_sandbox(backend, volumes=volumes) as environment:
+        ended = await environment.run(f"cat /dev/zero >{place}/fill", timeout=60)
+        assert "No space left on device" in ended.output
+        assert await _refusal(environment, f"{place}/fill") == f"{place}/fill: no space left on device"
+        assert await _refusal(environment, f"{place}/new/file") == f"{place}/new/file: no space left on device"
+
+
+async def _refusal(environment: Environment, path: str) -> str:
+    with pytest.raises(ToolError) as refused:
+        await environment.write(path, b"x" * 3_000_000)
+    return str(refused.value)
 
 
 @pytest.mark.parametrize("flags", [(), ("--json_summary",)], ids=["text", "json"])

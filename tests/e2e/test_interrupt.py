@@ -6,28 +6,16 @@ import signal
 import subprocess
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from batch.pool import STOP_GRACE
-from tests.e2e.bench import STEP, Bench, ids, prompts
+from batch.exits import STOP_GRACE
+from tests.e2e.bench import STEP, Bench, ids
 from tests.e2e.program import ROOT, Program, environment, merged, started_with, wait_until
-from tests.endpoint import EndpointProcess, tool_call
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[EndpointProcess]:
-    with EndpointProcess(calls=1, latency=0.02) as process:
-        yield process
-
-
-@pytest.fixture
-def bench(tmp_path: Path, endpoint: EndpointProcess) -> Bench:
-    return Bench(tmp_path, endpoint, prompts(4))
+from tests.endpoint import tool_call
 
 
 def seconds(bench: Bench) -> str:
@@ -152,7 +140,7 @@ def test_one_signal_waits_no_longer_than_its_grace(bench: Bench) -> None:
     """Half a minute, here made shorter."""
     assert STOP_GRACE == 30
     bench.endpoint.set_rules([waiting(bench, "row 3"), {"prompt": "row 2", "stall": True}])
-    shorter = started_with(bench.folder, "import batch.pool\nbatch.pool.STOP_GRACE = 4.0\n")
+    shorter = started_with(bench.folder, "import batch.exits\nbatch.exits.STOP_GRACE = 4.0\n")
     with Program(*bench.flags(), home=bench.folder, TMPDIR=str(bench.temp), PYTHONPATH=shorter) as program:
         wait_until(lambda: len(bench.ended()) == 2 and len(sleepers(bench)) == 2)
         began = time.monotonic()

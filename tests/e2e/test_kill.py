@@ -18,18 +18,6 @@ from tests.e2e.bench import STEP, Bench, ids, pause, prompts, whole_lines
 from tests.e2e.program import Program, merged, run_program, started_with, wait_until
 from tests.endpoint import EndpointProcess, tool_call
 
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[EndpointProcess]:
-    with EndpointProcess(calls=1, latency=0.02) as process:
-        yield process
-
-
-@pytest.fixture
-def bench(tmp_path: Path, endpoint: EndpointProcess) -> Bench:
-    return Bench(tmp_path, endpoint, prompts(4))
-
-
 # --- kills at random moments
 
 

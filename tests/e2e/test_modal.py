@@ -62,7 +62,7 @@ def test_it_ends_though_the_service_is_silent(tmp_path: Path) -> None:
             flags += ["--model=m", "--run_name=r", "--num_workers=1", "--max_attempts=1", "--timeout=200"]
             flags += ["--container_backend=modal", "--enabled_toolsets=terminal"]
             with Program(*flags, home=tmp_path, **variables) as program:
-                program.hear("warning: modal does not hold --pids")
+                program.hear("warning: modal does not limit processes")
                 wait_until(_sleeps)
                 server.freeze()
                 wait_until(lambda: bool(journal(tmp_path / "out" / "r")), 100)
@@ -73,7 +73,7 @@ def test_it_ends_though_the_service_is_silent(tmp_path: Path) -> None:
         server.close()
     (row,) = journal(tmp_path / "out" / "r")
     assert (code, row["status"], row["reason"]) == (1, "failed", "environment_lost"), row["error"]
-    assert err.count("does not hold --pids") == 1
+    assert err.count("does not limit processes") == 1
     assert "Traceback" not in err
 
 

@@ -321,6 +321,7 @@ CHANGES = {
     "seed": "1",
     "shuffle": "true",
     "container_backend": "bubblewrap",
+    "cwd": "/tmp",
 }
 
 

@@ -38,8 +38,8 @@ from tests.e2e.program import write_dataset as write_rows
 from tests.endpoint import EndpointProcess
 from tests.picture_service import PictureServiceProcess
 from tests.web_site import Site
+from tools.distributions import DISTRIBUTIONS
 from tools.toolsets import BUILT_IN_TOOLS, TOOLSETS
-from toolset_distributions import DISTRIBUTIONS
 
 EYE_KEY, IMAGE_KEY, SEARCH_KEY = "key-of-the-eye-12345", "key-of-the-painter-12345", "key-of-the-search-12345"
 HOSTILE = (

@@ -1,13 +1,16 @@
 """What comes out of a channel is taken apart rightly, wherever the bytes are cut; what goes in is quoted."""
 
 import itertools
+import shutil
 import subprocess
+from pathlib import Path
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tools.environments.output import BoundedText
-from tools.environments.script import Trailer, escaped, listed, quote, words
+from tools.environments.script import Trailer, escaped, listed, prelude, quote, words
 
 NONCE = "abab12abab"
 PIECES = st.lists(
@@ -83,6 +86,48 @@ def test_the_shell_reads_back_what_was_quoted() -> None:
         ["sh"], input=words("printf", "%b", escaped(every)), stdout=subprocess.PIPE, check=True
     ).stdout
     assert shown == every
+
+
+def _program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox sh"])
+@pytest.mark.parametrize(
+    ("bash", "sh", "before", "found"),
+    [
+        ("#!/bin/sh\n", "", "", "bin/bash"),
+        ("#!/no/such\n", "#!/bin/sh\n", "", "bin/sh"),
+        ("#!/bin/sh\nexit 3\n", "#!/no/such\n", "", "/bin/sh"),
+        ("", "", "command() { echo sh; }; ", "/bin/sh"),
+    ],
+)
+def test_the_shell_of_commands_is_one_that_runs(
+    shell: str, bash: str, sh: str, before: str, found: str, tmp_path: Path
+) -> None:
+    for name, text in {"bash": bash, "sh": sh}.items():
+        if text:
+            _program(tmp_path / "bin" / name, text)
+    if shell == "busybox sh" and found == "bin/sh":
+        found = "/bin/sh"  # it calls its own by a bare name
+    assert _found(shell, before, tmp_path, f"{tmp_path}/bin") == str(tmp_path / found)
+
+
+def test_a_folder_with_a_newline_names_no_shell(tmp_path: Path) -> None:
+    _program(tmp_path / "a\nb" / "bash", "#!/bin/sh\n")
+    assert _found("dash", "", tmp_path, f"{tmp_path}/a\nb") == "/bin/sh"
+    assert _found("dash", "", tmp_path, f"{tmp_path}/a\nb:/usr/bin:/bin") in ("/bin/sh", "/usr/bin/sh")
+
+
+def _found(shell: str, before: str, folder: Path, path: str) -> str:
+    text = f'PATH={quote(path.encode()).decode()}\n{before}\n{prelude(f"{folder}/", "").decode()}\nprintf %s "$SHELL"'
+    program, *arguments = shell.split()
+    command = [shutil.which(program) or program, *arguments]
+    done = subprocess.run(command, input=text.encode(), capture_output=True, check=True)
+    assert not done.stderr
+    return done.stdout.decode()
 
 
 def test_listing_survives_names_with_newlines_and_numbers() -> None:

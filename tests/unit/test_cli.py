@@ -36,7 +36,7 @@ def test_every_action_prints_to_stdout(action: Action, parts: list[str], capsys:
 
 
 def test_tables_are_not_cut_where_stdout_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    long = "x" * 300
+    long = "x" * 3000
     print_table("Long", ("a", "b"), [("[not markup]", long)])
     assert "[not markup]" in (out := capsys.readouterr().out)
     assert long in out

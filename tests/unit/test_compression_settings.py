@@ -22,7 +22,7 @@ from compression.settings import (
     shaping,
 )
 from compression.types import Policy
-from tools.errors import UsageProblem
+from tests.unit.command_lines import CommandLine
 
 ROOT = Path(__file__).parents[2]
 BASE = ["--input=x.jsonl", "--summarization_model=m"]
@@ -40,18 +40,8 @@ REFERENCE = {
 }
 """The reference system's file."""
 
-
-def load(*argv: str, **environ: str) -> CompressorSettings:
-    settings, action = load_settings([*BASE, *argv], environ)
-    assert action == "run"
-    return settings
-
-
-def refused(*argv: str, base: list[str] | None = None, **environ: str) -> str:
-    with pytest.raises(UsageProblem) as caught:
-        load_settings([*(BASE if base is None else base), *argv], environ)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+LINE = CommandLine(load_settings, BASE)
+load, refused = LINE.load, LINE.refused
 
 
 def config(folder: Path, told: Any) -> str:

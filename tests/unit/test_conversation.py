@@ -11,7 +11,7 @@ import yaml
 
 from agent.clock import RowClock
 from agent.conversation import Conversation, ConversationOptions, End
-from agent.errors import RunStopped
+from agent.errors import RunStopped, Stopping
 from agent.models.base import Model, ModelRequest
 from agent.models.gate import RunGate
 from agent.models.options import RequestOptions
@@ -89,7 +89,7 @@ class Stage:
     def __init__(self, context: ToolContext, folder: Path) -> None:
         self.context = context
         self.folder = folder
-        self.stop = ""
+        self.stop: Stopping = ""
         self.model: Listening
 
     def open(

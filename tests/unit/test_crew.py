@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from batch.pool import InternalFaultError
+from batch.exits import InternalFaultError
 from compression.counting import open_counter
 from compression.crew import Crew
 from compression.types import Ask, Done, Policy, Step

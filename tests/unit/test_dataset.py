@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from agent.text import clean
 from agent.types import Message
-from batch.dataset import Dataset, DatasetScan, Selection, open_dataset, parse_row, scan
-from batch.rows import MAX_DEPTH, RowProblem, RowReader
+from batch.dataset import Dataset, DatasetScan, Selection, open_dataset, scan
+from batch.rows import MAX_DEPTH, RowProblem, RowReader, parse_row
 from tests.unit.made import dataset_of
 from tools.errors import UsageProblem
 from tools.toolsets import BUILT_IN
@@ -153,6 +153,8 @@ BAD = {
     b'{"prompt":"x","image":1}': "image must be a string",
     b'{"prompt":"x","env":{"A":1}}': "env.A must be a string",
     b'{"prompt":"x","env":{"A=B":"1"}}': "no name of a variable",
+    b'{"prompt":"x","env":{"A":"1","UID":"1"}}': "env: UID: the sandbox's shell holds it itself",
+    b'{"prompt":"x","env":{"BATCH_CALL":"x"}}': "env: BATCH_CALL: ",
     b'{"prompt":"x","files":{"a":1}}': "files",
     b'{"prompt":"x","files":{"a":{"base64":"?"}}}': "base64",
     b'{"prompt":"x","tools":"terminal"}': "tools must be a list of strings",

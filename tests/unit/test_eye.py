@@ -9,6 +9,7 @@ import pytest
 
 from agent.clock import RowClock
 from agent.errors import RunStopped
+from agent.models.account import Account, Budget, Minute
 from agent.models.base import ModelRequest, Verdict
 from agent.models.failures import about_pictures, http_failure
 from agent.models.gate import RunGate
@@ -20,9 +21,10 @@ from agent.secrets import redactor_for
 from agent.types import Message, Spend, Usage
 from batch.eye import VISION_KEY, eye_spec
 from batch.messages import Ask, Granted, ToParent, ToWorker
-from batch.plan import model_spec
 from batch.settings import RunSettings
-from tests.unit.test_gate import BAD_KEY, LIMITED, LOST, OK, always, blocked, gate_of, now, once, virtual
+from batch.told import model_spec
+from tests.unit.gates import BAD_KEY, LIMITED, LOST, OK, always, blocked, once
+from tests.virtual_time import now, virtual
 from tools.browser.program import lacks_browser
 from tools.errors import UsageProblem
 from tools.pictures.vision import lacks_browser_eye, lacks_eye
@@ -102,8 +104,8 @@ def test_the_eye_takes_of_the_options_what_concerns_it(tmp_path: Path) -> None:
 
 @virtual
 async def test_two_gates_share_the_budget() -> None:
-    own = gate_of([1], 2, max_total_tokens=100)
-    eyes = RunGate([1], 2, beside=own)
+    account = Account(budget=Budget(max_total_tokens=100))
+    own, eyes = RunGate([1], 2, account), RunGate([1], 2, account)
     used = Verdict(kind="ok", spend=Spend(requests=1, usage=Usage(total_tokens=60)))
     await once(own, used)
     assert not eyes.stopped
@@ -118,8 +120,8 @@ async def test_two_gates_share_the_budget() -> None:
 
 @virtual
 async def test_two_gates_share_the_minute_but_nothing_else() -> None:
-    own = gate_of([1], 4, rpm=2)
-    eyes = RunGate([1], 4, beside=own)
+    account = Account(Minute(rpm=2))
+    own, eyes = RunGate([1], 4, account), RunGate([1], 4, account)
     await once(eyes, OK)
     await once(own, OK)
     assert await blocked(own)
@@ -133,8 +135,8 @@ async def test_two_gates_share_the_minute_but_nothing_else() -> None:
 
 @virtual
 async def test_an_eye_that_gives_up_stops_nothing_else() -> None:
-    own = gate_of([1], 4)
-    refused, lost = RunGate([1], 4, beside=own), RunGate([1], 4, beside=own)
+    account = Account()
+    own, refused, lost = (RunGate([1], 4, account) for _ in range(3))
     await once(refused, BAD_KEY)
     assert refused.stopped
     with pytest.raises(RunStopped, match="refused"):

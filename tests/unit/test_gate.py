@@ -2,91 +2,17 @@
 
 import asyncio
 import random
-import selectors
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from agent.errors import RunStopped
-from agent.models.base import Lease, Verdict
+from agent.models.account import Budget, Minute
+from agent.models.base import Verdict
 from agent.models.gate import RunGate
 from agent.types import Spend, Usage
-
-OK = Verdict(kind="ok")
-LIMITED = Verdict(kind="rate_limited", reason="rate_limited", message="slow down")
-BAD_KEY = Verdict(kind="condemned", reason="auth", message="no such key")
-LOST = Verdict(kind="unreachable", reason="unreachable", message="refused")
-FAULT = Verdict(kind="row_fault", reason="bad_request")
-GONE = Verdict(kind="abandoned")
-
-
-class _NoWait(selectors.SelectSelector):
-    """Instead of waiting, the clock jumps."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "nothing left that could wake anyone"
-        self.now += max(0.0, timeout)
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only when nobody has anything to do."""
-
-    def __init__(self) -> None:
-        self._virtual = _NoWait()
-        super().__init__(self._virtual)
-
-    def time(self) -> float:
-        return self._virtual.now
-
-
-def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Runs a coroutine test in virtual time."""
-
-    def run() -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(_awaited(test))
-
-    run.__name__ = run.__qualname__ = test.__name__
-    return run
-
-
-async def _awaited(test: Callable[[], Awaitable[None]]) -> None:
-    await test()
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def gate_of(*args: Any, **limits: Any) -> RunGate:
-    return RunGate(*args, rng=random.Random(1), **limits)
-
-
-async def once(gate: RunGate, verdict: Verdict, tokens: int = 0) -> Lease:
-    lease = await gate.acquire(tokens)
-    gate.release(lease, verdict)
-    return lease
-
-
-async def always(gate: RunGate, verdict: Verdict) -> None:
-    while True:
-        await once(gate, verdict)
-
-
-async def blocked(gate: RunGate) -> bool:
-    """Whether a request would have to wait; it leaves nothing behind."""
-    try:
-        async with asyncio.timeout(0):
-            lease = await gate.acquire(0)
-    except TimeoutError:
-        return True
-    gate.release(lease, GONE)
-    return False
-
+from tests.unit.gates import BAD_KEY, FAULT, GONE, LIMITED, LOST, OK, always, blocked, gate_of, once
+from tests.virtual_time import now, virtual
 
 # --- places
 
@@ -241,6 +167,54 @@ async def test_a_key_that_only_fails_comes_last_until_it_answers() -> None:
     assert (await once(gate, broken)).key == 0, "one failure each: the first of them"
     assert (await once(gate, OK)).key == 1
     await asyncio.gather(*(once(gate, OK) for _ in range(8)))
+
+
+@virtual
+async def test_requests_wait_for_a_key_that_pauses_rather_than_fail_with_one_that_only_fails() -> None:
+    broken = Verdict(kind="transient", reason="server_error")
+    gate = gate_of([2], 4)
+    await once(gate, Verdict(kind="rate_limited", retry_after=10.0))
+    failures = [await once(gate, broken) for _ in range(3)]
+    assert [lease.key for lease in failures] == [1, 1, 1]
+    probes = []
+    while (lease := await gate.acquire(0)).key == 1:
+        probes.append(now())
+        assert await blocked(gate), "one probe at a time"
+        gate.release(lease, broken)
+    gate.release(lease, OK)
+    assert probes == [1.0, 3.0, 7.0]
+    assert now() == 10.0
+    for _ in range(3):  # now that none is better
+        lease = await once(gate, broken)
+    held = [await gate.acquire(0) for _ in range(4)]
+    assert {lease.key for lease in held} == {0, 1}
+
+
+@virtual
+async def test_a_fallback_is_better_than_a_key_that_only_fails() -> None:
+    gate = gate_of([2, 1], 4)
+    await once(gate, Verdict(kind="rate_limited", retry_after=10.0))
+    for _ in range(3):
+        await once(gate, Verdict(kind="transient", reason="server_error"))
+    held = [await gate.acquire(0) for _ in range(4)]
+    assert {lease.target for lease in held} == {1}
+
+
+@virtual
+async def test_a_time_that_a_429_names_in_vain_is_not_believed_for_ever() -> None:
+    gate = gate_of([1], 4)
+    at_once = Verdict(kind="rate_limited", retry_after=0.0)
+    await once(gate, at_once)
+    await once(gate, at_once)
+    assert now() == 0.0
+    for _ in range(8):
+        await once(gate, at_once)
+    assert 10.0 < now() < 30.0
+    await once(gate, OK)
+    began = now()
+    await once(gate, at_once)
+    await once(gate, OK)
+    assert now() == began, "a success starts it over"
 
 
 @virtual
@@ -427,7 +401,7 @@ async def test_a_late_answer_opens_an_endpoint_that_had_been_lost() -> None:
 
 @virtual
 async def test_requests_per_minute_hold_in_every_minute() -> None:
-    gate = gate_of([1], 100, rpm=10)
+    gate = gate_of([1], 100, Minute(rpm=10))
     times: list[float] = []
 
     async def ask(after: float) -> None:
@@ -442,7 +416,7 @@ async def test_requests_per_minute_hold_in_every_minute() -> None:
 
 @virtual
 async def test_tokens_per_minute_count_what_was_reported_not_what_was_estimated() -> None:
-    gate = gate_of([1], 100, tpm=1000)
+    gate = gate_of([1], 100, Minute(tpm=1000))
     await once(gate, Verdict(kind="ok", tokens=400), tokens=100)
     await once(gate, Verdict(kind="ok", tokens=550), tokens=100)
     assert now() == 0.0
@@ -455,7 +429,7 @@ async def test_tokens_per_minute_count_what_was_reported_not_what_was_estimated(
 @virtual
 async def test_how_long_replies_are_is_learnt_before_many_are_asked_for() -> None:
     """Estimates know the requests alone."""
-    gate = gate_of([1], 100, tpm=20_000)
+    gate = gate_of([1], 100, Minute(tpm=20_000))
     sent: list[float] = []
 
     async def ask() -> None:
@@ -479,7 +453,7 @@ async def test_how_long_replies_are_is_learnt_before_many_are_asked_for() -> Non
 
 @virtual
 async def test_a_large_request_that_is_cancelled_no_longer_holds_up_those_behind_it() -> None:
-    gate = gate_of([1], 100, tpm=1000)
+    gate = gate_of([1], 100, Minute(tpm=1000))
     await once(gate, OK, tokens=500)
     large, small = (asyncio.create_task(gate.acquire(tokens)) for tokens in (900, 100))
     await asyncio.sleep(1)
@@ -497,7 +471,7 @@ def spend(usd: float = 0.0, tokens: int = 0) -> Spend:
 
 @virtual
 async def test_at_the_budget_no_further_call_is_made_and_failed_tries_count() -> None:
-    gate = gate_of([1], 4, max_cost=1.0, spent=spend(0.4))
+    gate = gate_of([1], 4, budget=Budget(max_cost=1.0, spent=spend(0.4)))
     await once(gate, Verdict(kind="transient", spend=spend(0.3)))
     held = await gate.acquire(0)
     gate.release(held, Verdict(kind="ok", spend=spend(0.3)))
@@ -509,7 +483,7 @@ async def test_at_the_budget_no_further_call_is_made_and_failed_tries_count() ->
 
 @virtual
 async def test_waiters_learn_of_the_budget_and_a_spent_one_starts_nothing() -> None:
-    gate = gate_of([1], 1, max_total_tokens=100)
+    gate = gate_of([1], 1, budget=Budget(max_total_tokens=100))
     held = await gate.acquire(0)
     waiting = asyncio.create_task(gate.acquire(0))
     await asyncio.sleep(1)
@@ -517,13 +491,13 @@ async def test_waiters_learn_of_the_budget_and_a_spent_one_starts_nothing() -> N
     with pytest.raises(RunStopped):
         await waiting
     with pytest.raises(RunStopped):
-        await gate_of([1], 1, max_cost=1.0, spent=spend(1.0)).acquire(0)
+        await gate_of([1], 1, budget=Budget(max_cost=1.0, spent=spend(1.0))).acquire(0)
 
 
 def test_rows_start_while_the_mean_of_those_ended_leaves_room() -> None:
-    gate = gate_of([1], 4, max_cost=5.0)
+    gate = gate_of([1], 4, budget=Budget(max_cost=5.0))
     assert gate.may_start_row(running=4)
-    gate = gate_of([1], 4, max_cost=5.0, spent=spend(2.0), ended_rows=1)
+    gate = gate_of([1], 4, budget=Budget(max_cost=5.0, spent=spend(2.0), ended_rows=1))
     gate.row_ended(spend(0.0), completed=True, row_fault=False)  # mean 1.0, spent 2.0
     assert gate.may_start_row(running=2)
     assert not gate.may_start_row(running=3)
@@ -552,7 +526,7 @@ def test_a_stop_by_faults_of_ours_says_so() -> None:
 
 @virtual
 async def test_a_stop_from_outside_wakes_all_waiters_and_the_first_reason_stays() -> None:
-    gate = gate_of([1], 1, rpm=1)
+    gate = gate_of([1], 1, Minute(rpm=1))
     await once(gate, OK)
     waiting = [asyncio.create_task(gate.acquire(0)) for _ in range(5)]
     await asyncio.sleep(1)
@@ -576,7 +550,7 @@ async def test_any_mix_of_verdicts_ends_with_nothing_in_flight_and_nobody_forgot
     rng = random.Random(7)
     kinds = ["ok"] * 12 + ["rate_limited", "transient", "row_fault", "abandoned", "unreachable", "condemned"]
     for _ in range(40):
-        gate = gate_of([2, 1], 5, rpm=200, tpm=10_000)
+        gate = gate_of([2, 1], 5, Minute(rpm=200, tpm=10_000))
         answered = 0
 
         async def row(gate: RunGate = gate) -> None:

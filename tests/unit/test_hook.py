@@ -8,10 +8,10 @@ from typing import Any
 
 from agent.row import encode_row
 from batch.dataset import Dataset, scan
+from batch.ended import ended_message
 from batch.hook import Hook
 from batch.messages import PromptEnded
 from batch.store import RunDirectory
-from batch.worker import ended_message
 from tests.unit.made import row_of_job
 from tools.toolsets import BUILT_IN
 

@@ -3,16 +3,19 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tools", "agent", "batch", "compression", "swe")
+LOWEST = ("tools.errors", "tools.names", "tools.text")  # whom also `tools.environments` may import
 LEAVES = {
-    *("tools.errors", "tools.names", "tools.environments.base", "agent.types", "agent.models.options"),
-    *("compression.types", "swe.types"),
+    *(*LOWEST, "tools.environments.base", "tools.environments.ending", "tools.environments.images"),
+    *("agent.types", "agent.text", "agent.models.options", "compression.types", "swe.types"),
+    *("batch.signals", "batch.uncollected"),
 }
 HEAVY = (
     *("openai", "rich", "aiodocker", "asyncssh", "jsonschema", "pyarrow", "zstandard", "aiohttp"),
@@ -23,7 +26,7 @@ HEAVY = (
 LATE = {"agent.models.openai_chat", "tools.web.fetch", "tools.web.transport"}  # homes, themselves imported late
 HOMES = {
     "openai": ("agent.models.",),
-    "rich": ("batch.progress", "batch.cli", "compression.report", "toolset_distributions"),
+    "rich": ("batch.progress", "batch.cli", "compression.report"),
     "aiodocker": ("tools.environments.docker",),
     "asyncssh": ("tools.environments.ssh",),
     **dict.fromkeys(("modal", "grpclib"), ("tools.environments.modal",)),
@@ -53,22 +56,29 @@ MODULES = modules()
 SCRIPTS = {name for name in MODULES if "." not in name and name not in PACKAGES}
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """The modules that a file imports, also late ones; whether at its top."""
+def imports(path: Path, known: Mapping[str, Path] = MODULES, *, types: bool = True) -> Iterator[str]:
+    """The modules that a file imports, also late ones; not what it imports for types alone, unless `types`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    top = {id(node) for node in tree.body}
+    left_out = set() if types else {id(each) for each in for_types(tree)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, id(node) in top) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.Import) and id(node) not in left_out:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and id(node) not in left_out:
             assert node.level == 0, f"{path}: relative import"
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from ((each if each in MODULES else str(node.module), id(node) in top) for each in whole)
+            yield from (each if each in known else str(node.module) for each in whole)
+
+
+def for_types(tree: ast.Module) -> Iterator[ast.AST]:
+    """What stands under `if TYPE_CHECKING`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            yield from (each for statement in node.body for each in ast.walk(statement))
 
 
 def rank(name: str) -> int:
     """Who may import whom: a higher rank the lower ones."""
-    if name == "toolset_distributions":
+    if name in LOWEST:
         return 0
     if name in SCRIPTS:
         return 6
@@ -78,17 +88,46 @@ def rank(name: str) -> int:
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_imports_point_one_way(name: str) -> None:
-    ours = {found for found, _ in imports(MODULES[name]) if found in MODULES}
-    assert not ours & (SCRIPTS - {"toolset_distributions"}), "nobody imports a program"
+    ours = {found for found in imports(MODULES[name]) if found in MODULES}
+    assert not ours & SCRIPTS, "nobody imports a program"
     upward = {found for found in ours if rank(found) > rank(name)}
-    assert upward <= {"tools.errors", "tools.text"}, f"{name} imports {upward}"
+    assert not upward, f"{name} imports {upward}"
     if name in LEAVES:
         assert not ours, f"{name} is a leaf but imports {ours}"
 
 
+def circle(known: Mapping[str, Path]) -> list[str]:
+    """Modules each of which imports the next one, also late; none if there is no circle."""
+    try:
+        TopologicalSorter({name: {*imports(path, known, types=False)} for name, path in known.items()}).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circle(MODULES) == []
+
+
+@pytest.mark.parametrize(
+    ("late", "is_circle"),
+    [
+        ("def f():\n    from b import g", True),
+        ("if True:\n    import b", True),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from b import g", False),
+        ("import json", False),
+    ],
+)
+def test_late_imports_make_a_circle_and_those_for_types_make_none(tmp_path: Path, late: str, is_circle: bool) -> None:
+    known = {name: tmp_path / f"{name}.py" for name in "abc"}
+    for name, code in {"a": late, "b": "from c import x", "c": "import a"}.items():
+        known[name].write_text(code, encoding="utf-8")
+    assert set(circle(known)) == (set(known) if is_circle else set())
+
+
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_heavy_packages_have_one_home(name: str) -> None:
-    for found, _ in imports(MODULES[name]):
+    for found in imports(MODULES[name]):
         homes = HOMES.get(found.partition(".")[0])
         assert homes is None or name.startswith(homes), f"{name} imports {found}"
 

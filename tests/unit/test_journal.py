@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from agent.errors import RunStopped
 from agent.row import Row, Turn, encode_row
 from agent.types import Spend, Usage
+from batch.checkpoint import write_checkpoint
 from batch.dataset import Dataset
 from batch.facts import MergePolicy, Tried
 from batch.index import JournalIndex, scan_journal
@@ -333,7 +334,7 @@ def test_an_edited_row_with_an_id_is_reported_until_it_was_run_anew(tmp_path: Pa
     index = scan_journal(directory, after, range(2))
     assert index.changed() == (1, ["x"])
     assert [(job.task_id, job.attempt) for job in index.pending([], [], 3)] == [("x", 1)]
-    assert (index.spent.api_calls, index.counts().pending) == (8, 1)
+    assert (index.totals.api_calls, index.counts().pending) == (8, 1)
     write_batch(directory, 1, [row_of_job(after.job(1), 1)])
     assert scan_journal(directory, after, range(2)).changed() == (0, [])
 
@@ -355,7 +356,7 @@ def test_what_is_not_a_row_is_counted_and_passed_over(tmp_path: Path) -> None:
     directory.batch_path(0).write_bytes(b"".join([*foreign, good, gone, beyond]))
     index = scan_journal(directory, dataset, range(1))
     assert (index.foreign, index.elsewhere, index.counts().completed) == (5, 2, 1)
-    assert index.spent.tries == 3
+    assert index.totals.tries == 3
 
 
 def test_counts_add_up_also_under_a_smaller_selection(tmp_path: Path) -> None:
@@ -440,7 +441,7 @@ def journal(dataset: Dataset, tries: list[tuple[int, int, str, bool]]) -> Iterat
 
 
 def state_of(index: JournalIndex) -> Any:
-    spent = {name: getattr(index.spent, name) for name in index.spent.__struct_fields__}
+    totals = {name: getattr(index.totals, name) for name in index.totals.__struct_fields__}
     pending = [
         [(job.prompt_index, job.sample_index, job.attempt) for job in index.pending([name], [], 3)]
         for name in ("none", "failed", "timeout", "incomplete", "all")
@@ -449,7 +450,7 @@ def state_of(index: JournalIndex) -> Any:
         list(index.tries()),
         index.counts(),
         +index.tool_calls,
-        spent,
+        totals,
         pending,
         index.by_status(),
         list(index.batches()),
@@ -469,12 +470,12 @@ def test_a_scan_finds_what_was_followed_live(dataset: Dataset, tries: list[tuple
             counted.take(Tried.read(live.line(place), MergePolicy()))
         for index in (shared, scanned):
             assert (Statistics() + index.statistics).to_dict() == counted.to_dict()
-            assert index.statistics.metrics(index.spent) == counted.metrics(live.spent)
+            assert index.statistics.metrics(index.totals) == counted.metrics(live.totals)
         shared.close()
         last = {(row, sample): status for row, sample, status, _ in tries}
         assert scanned.tool_calls["terminal"] == len(last)
-        assert scanned.spent.tries == len(tries)
-        assert scanned.spent.usage.total_tokens == 7 * len(tries)
+        assert scanned.totals.tries == len(tries)
+        assert scanned.totals.usage.total_tokens == 7 * len(tries)
         never = [slot for slot in ((r, s) for r in range(ROWS) for s in range(SAMPLES)) if slot not in last]
         stopped = [slot for slot, status in last.items() if status == "stopped"]
         assert scanned.counts().pending == len(never) + len(stopped)
@@ -486,7 +487,7 @@ def test_a_scan_finds_what_was_followed_live(dataset: Dataset, tries: list[tuple
 def test_the_checkpoint_is_the_index(dataset: Dataset, tries: list[tuple[int, int, str, bool]]) -> None:
     with journal(dataset, tries) as (directory, live):
         directory.write_manifest(MANIFEST)
-        directory.write_checkpoint(live, "r")
+        write_checkpoint(directory, live, "r")
         told = json.loads(directory.checkpoint_path.read_bytes())
         last = {(row, sample): status for row, sample, status, _ in tries}
         done = {slot for slot, status in last.items() if status not in ("failed", "stopped")}
@@ -513,7 +514,7 @@ def test_the_checkpoint_names_failures(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     jobs = [dataset.job(0, attempt=3), dataset.job(1)]
     write_batch(directory, 0, [row_of_job(job, status="failed", error="é" * 999) for job in jobs])
-    directory.write_checkpoint(scan_journal(directory, dataset, range(2)), "r")
+    write_checkpoint(directory, scan_journal(directory, dataset, range(2)), "r")
     told = json.loads(directory.checkpoint_path.read_bytes())
     assert told["failed_task_ids"] == [
         {"task_id": "task_0", "error": "é" * 200, "retry_count": 2},
@@ -552,7 +553,7 @@ def test_what_another_process_does_not_bring_to_an_end_is_read_here(tmp_path: Pa
     make = partial(Reader, path_of, dataset, 1, MergePolicy())
     pieces = list(read_files(make, range(9), 9, processes=4))
     assert [slot for piece in pieces if isinstance(piece, Found) for slot in piece.slots] == list(range(9))
-    assert sum(piece.spent.tries for piece in pieces if isinstance(piece, Totals)) == 9
+    assert sum(piece.of_tries.tries for piece in pieces if isinstance(piece, Totals)) == 9
 
 
 def test_a_reading_that_is_broken_off_leaves_no_process(tmp_path: Path) -> None:

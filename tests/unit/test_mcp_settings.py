@@ -12,7 +12,7 @@ from agent.catalog import Sources, open_catalog
 from agent.outcome import RolloutPolicy
 from agent.text import MIN_SECRET_LENGTH, secrets_from
 from batch.manifest import Invocation, differences
-from batch.settings import RunSettings, load_settings, manifest, recorded, resume_command
+from batch.settings import RunSettings, for_the_record, load_settings, recorded, resume_command
 from tools.base import ToolSpec
 from tools.errors import UsageProblem
 from tools.mcp.servers import ListedTool, Listing, McpServer, check_servers, filled, secret_variables, without_secrets
@@ -148,7 +148,7 @@ def test_a_variable_that_is_not_set_is_said_by_its_own_name() -> None:
 
 def test_the_manifest_holds_names_and_no_values() -> None:
     settings = load(f"--mcp_servers={json.dumps(FORMS)}")
-    kept = manifest(settings)
+    kept = for_the_record(settings)
     assert kept["mcp_servers"] == {
         "files": {
             "command": "npx",
@@ -163,14 +163,14 @@ def test_the_manifest_holds_names_and_no_values() -> None:
         },
     }
     again = recorded({"settings": msgspec.json.decode(msgspec.json.encode(kept))})
-    assert manifest(again) == kept
+    assert for_the_record(again) == kept
     check_servers(again.mcp_servers)
     assert "t0ken-of-files" not in resume_command(settings, [])
 
 
 def test_a_resume_notices_another_module_and_other_servers() -> None:
     def invocation(sha: str, **servers: McpServer) -> Invocation:
-        settings = manifest(msgspec.structs.replace(load(), mcp_servers=servers))
+        settings = for_the_record(msgspec.structs.replace(load(), mcp_servers=servers))
         return Invocation(
             run_name="r",
             settings=settings,
@@ -325,11 +325,11 @@ def test_keys_in_a_command_are_kept_out_as_others_are(name: str, form: str) -> N
         "args": McpServer(command="npx", args=tuple(given)),
     }[form]
     settings = msgspec.structs.replace(load(), mcp_servers={"s": server})
-    recorded_one = manifest(settings)["mcp_servers"]["s"]
+    recorded_one = for_the_record(settings)["mcp_servers"]["s"]
     words = recorded_one["command"] if form != "args" else [recorded_one["command"], *recorded_one["args"]]
     assert words == ["npx", *kept]
     assert KEY not in resume_command(settings, [])
-    assert manifest(recorded({"settings": manifest(settings)})) == manifest(settings)
+    assert for_the_record(recorded({"settings": for_the_record(settings)})) == for_the_record(settings)
     variables = secret_variables({"s": server}, {})
     assert all(KEY in value for value in variables.values())
     assert len(secrets_from(variables, {})[0]) == len(variables) == kept.count("[REDACTED]") or name != "twice"
@@ -363,7 +363,7 @@ def test_words_that_hold_no_key_stay() -> None:
 
 
 def load_recorded(server: McpServer) -> McpServer:
-    kept = manifest(msgspec.structs.replace(load(), mcp_servers={"s": server}))
+    kept = for_the_record(msgspec.structs.replace(load(), mcp_servers={"s": server}))
     return recorded({"settings": msgspec.json.decode(msgspec.json.encode(kept))}).mcp_servers["s"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from agent.models.base import Verdict
 from agent.models.gate import RunGate
 from agent.models.pace import BELOW, DOUBLED, PLATEAU_FIRST, Pace
-from tests.unit.test_gate import VirtualLoop, now
+from tests.virtual_time import VirtualLoop, now
 
 Wait = Callable[[float], float | None]
 """What a refusal says of the time to come again, of the seconds that it will take."""

@@ -188,6 +188,6 @@ async def test_a_broken_picture_is_told(form: str) -> None:
 
 async def test_without_pillow_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ToolError, match=r"8200 x 41 pixels.*make it smaller.*batch-runner\[vision\]"):
+    with pytest.raises(ToolError, match=r"8200 x 41 pixels.*make it smaller.*pip install -e '.\[vision\]'"):
         await fitted(picture_of(png_header(8200, 41)))
     assert await fitted(picture_of(png_header(100, 41)))

@@ -102,6 +102,11 @@ def test_a_plain_reply() -> None:
     assert reply.spend.usage == Usage(input_tokens=3, output_tokens=2, total_tokens=5)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_reply() -> None:
+    body = json.dumps(said({"content": "hi\ufeff"}), ensure_ascii=False).encode("utf-8-sig")
+    assert parse(body).content == "hi\ufeff"
+
+
 def test_content_parts_are_joined_without_a_separator() -> None:
     parts = [{"type": "text", "text": "a"}, "b", {"type": "output_text", "text": "c"}, None, 7, {"type": "image_url"}]
     assert parse(said({"content": parts})).content == "abc"

@@ -14,31 +14,20 @@ from batch.cli import help_text, page, settings_table_markdown
 from batch.options import Option, by_name
 from batch.settings import (
     RunSettings,
+    for_the_record,
     load_settings,
-    manifest,
     recorded,
     records_file,
     resume_command,
     run_directory,
     run_options,
 )
+from tests.unit.command_lines import CommandLine
 from tools.errors import UsageProblem
 
 BASE = ["--dataset_file=d.jsonl", "--run_name=r", "--model=m"]
-
-
-def load(*argv: str, **environ: str) -> RunSettings:
-    settings, action = load_settings([*BASE, *argv], environ)
-    assert action == "run"
-    return settings
-
-
-def refused(*argv: str, base: list[str] | None = None, **environ: str) -> str:
-    with pytest.raises(UsageProblem) as caught:
-        load_settings([*(BASE if base is None else base), *argv], environ)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+LINE = CommandLine(load_settings, BASE)
+load, refused = LINE.load, LINE.refused
 
 
 def yaml_file(folder: Path, text: str) -> str:
@@ -261,6 +250,7 @@ def test_what_a_run_cannot_do_without(argv: list[str], part: str) -> None:
         (["--retry="], "retry"),
         (["--output_format=,"], "output_format"),
         (["--env_allow=A B"], "env_allow"),
+        (["--env_allow=A,SHELLOPTS"], "env_allow: SHELLOPTS: the sandbox's shell holds it itself"),
         (["--volumes=/a"], "HOST:/SANDBOX"),
         (["--network=a/b"], "network: expected on, none or a network's name"),
         (["--container_user=me:them"], "container_user: expected NAME or UID[:GID]"),
@@ -334,7 +324,7 @@ def test_the_manifest_has_every_setting_and_no_secret() -> None:
         "--vision_base_url=https://me:hunter2@eye:8/v1",
         "--ephemeral_system_prompt=say sk-secret",
     )
-    saved = manifest(settings, lambda text: text.replace("sk-secret", "[REDACTED:KEY]"))
+    saved = for_the_record(settings, lambda text: text.replace("sk-secret", "[REDACTED:KEY]"))
     text = json.dumps(saved)
     assert "hunter2" not in text
     assert "sk-secret" not in text
@@ -350,13 +340,13 @@ def test_addresses_are_of_the_web(name: str) -> None:
 
 
 def test_bytes_of_the_command_line_that_are_no_text_do_not_break_the_manifest() -> None:
-    saved = manifest(load("--ephemeral_system_prompt=a\udcffb"))
+    saved = for_the_record(load("--ephemeral_system_prompt=a\udcffb"))
     assert msgspec.json.encode(saved["ephemeral_system_prompt"]).decode() == '"a\ufffdb"'
 
 
 def test_a_manifest_can_be_read_back_as_settings() -> None:
     settings = load("--temperature=0.5", "--only_ids=a,b", "--max_cost=3", "--no-save_all")
-    assert msgspec.convert(json.loads(json.dumps(manifest(settings))), RunSettings) == settings
+    assert msgspec.convert(json.loads(json.dumps(for_the_record(settings))), RunSettings) == settings
 
 
 def test_the_command_that_resumes() -> None:
@@ -397,7 +387,7 @@ def test_settings_alone_make_a_command_that_resumes() -> None:
 @given(st.integers(0, 99), st.booleans(), st.lists(st.sampled_from(["a", "b c", "d'"]), unique=True))
 def test_a_manifest_gives_its_settings_back(seed: int, shuffle: bool, names: list[str]) -> None:
     settings = msgspec.structs.replace(load(), seed=seed, shuffle=shuffle, only_ids=tuple(names), temperature=0.5)
-    saved = msgspec.json.decode(msgspec.json.encode({"settings": manifest(settings)}))
+    saved = msgspec.json.decode(msgspec.json.encode({"settings": for_the_record(settings)}))
     assert recorded(saved) == settings
     with pytest.raises(UsageProblem, match="damaged"):
         recorded({"settings": {"no_such_setting": 1}})

@@ -12,7 +12,7 @@ from agent.row import Row, ToolCount, Turn, encode_row
 from agent.types import Usage
 from batch.dataset import Dataset, scan
 from batch.facts import MergePolicy, Tried
-from batch.statistics import Spent, Spread, Statistics
+from batch.statistics import Spread, Statistics, TryTotals
 from tests.unit.made import THOUGHT, THOUGHTLESS, row_of_job
 from tools.toolsets import BUILT_IN, BUILT_IN_TOOLS
 
@@ -53,6 +53,13 @@ def test_a_spread_is_exact_for_few_values(values: list[int]) -> None:
     assert told["p50"] == (ranked[(len(values) + 1) // 2 - 1] if values else 0)
     assert told["p95"] == (ranked[-(-19 * len(values) // 20) - 1] if values else 0)
     assert told["mean"] == pytest.approx(sum(values) / len(values) if values else 0, abs=0.001)
+
+
+def test_a_spread_whose_values_were_all_taken_away_tells_of_none() -> None:
+    spread = Spread()
+    spread.add(3.0)
+    spread.add(3.0, -1)
+    assert spread.to_dict() == Spread().to_dict() == {"mean": 0.0, "p50": 0.0, "p95": 0.0}
 
 
 def test_a_spread_of_many_values_stays_small_and_near() -> None:
@@ -96,7 +103,7 @@ def test_statistics_add_up_however_they_are_cut(rows: list[Row], cut: int) -> No
     whole = statistics_of(*rows)
     assert (statistics_of(*rows[:cut]) + statistics_of(*rows[cut:])).to_dict() == whole.to_dict()
     assert reduce(add, (Statistics.of(tried(row)) for row in rows), Statistics()) == whole
-    assert statistics_of(*reversed(rows)).metrics(Spent()) == whole.metrics(Spent())
+    assert statistics_of(*reversed(rows)).metrics(TryTotals()) == whole.metrics(TryTotals())
 
 
 @given(rows=ROWS)
@@ -134,7 +141,7 @@ def test_calls_that_tools_made_are_counted_apart() -> None:
         "terminal": {"count": 4, "success": 4, "failure": 0, "success_rate": 100.0, "failure_rate": 0.0},
     }
     assert told["tool_statistics"].keys() == {"terminal"}
-    assert statistics.metrics(Spent())["tool_calls"]["mean"] == told["tool_statistics"]["terminal"]["count"] / 3
+    assert statistics.metrics(TryTotals())["tool_calls"]["mean"] == told["tool_statistics"]["terminal"]["count"] / 3
     for row in rows[:2]:
         statistics.take(tried(row), -1)
     assert (Statistics() + statistics).to_dict()["inner_tool_statistics"] == {}
@@ -211,14 +218,14 @@ def test_metrics() -> None:
         a_row(status="failed", success=False),
         a_row(status="stopped", success=False),
     ]
-    spent = Spent()
+    totals = TryTotals()
     for row in rows:
         usage = Usage(input_tokens=10, output_tokens=5, total_tokens=15)
-        spent.add_facts(tried(msgspec.structs.replace(row, usage=usage)).facts)
-    told = statistics_of(*rows).metrics(spent)
+        totals.add_facts(tried(msgspec.structs.replace(row, usage=usage)).facts)
+    told = statistics_of(*rows).metrics(totals)
     assert (told["rows"], told["completed"], told["success_rate"]) == (3, 2, 0.3333)
     assert told["turns"] == {"mean": 1.0, "p50": 1.0, "p95": 1.0}
     assert told["duration_seconds"] == {"mean": 1.5, "p50": 1.5, "p95": 1.5}
     assert told["usage"]["total_tokens"] == 60
     assert (told["cost_usd"], told["api_calls"], told["requests"], told["tries"]) == (2.0, 8, 12, 4)
-    assert spent.spend.requests == 12
+    assert totals.spend.requests == 12

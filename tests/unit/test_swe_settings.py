@@ -15,7 +15,7 @@ from batch.cli import help_text
 from batch.dataset import Dataset
 from batch.options import by_name
 from batch.rows import RowProblem, parse_row
-from batch.settings import RunSettings, manifest, recorded, resume_command, run_directory, run_options
+from batch.settings import RunSettings, for_the_record, recorded, resume_command, run_directory, run_options
 from swe.git import refusal_of
 from swe.kind import SWE
 from swe.patch import excluding
@@ -24,16 +24,13 @@ from swe.settings import LEFT_OUT, SweSettings, load_settings, swe_options
 from swe.steps import patch_path
 from swe.tasks import SENTINEL, prompt_rows, row_of
 from swe.types import Instance
+from tests.unit.command_lines import CommandLine
 from tools.errors import UsageProblem
 
 BASE = ("--prompts_file=p.txt", "--run_name=r", "--model=m")
 DATASET = ("--dataset=d.jsonl", "--run_name=r", "--model=m")
-
-
-def load(*argv: str, base: tuple[str, ...] = BASE, **environ: str) -> SweSettings:
-    settings, action = load_settings([*base, *argv], environ)
-    assert action == "run"
-    return settings
+LINE = CommandLine(load_settings, BASE)
+load, refused = LINE.load, LINE.refused
 
 
 def test_flags_of_every_run_mean_the_same_here() -> None:
@@ -89,9 +86,7 @@ def test_the_originals_flags_are_known() -> None:
     ],
 )
 def test_mistakes_are_named(argv: list[str], problem: str) -> None:
-    with pytest.raises(UsageProblem) as caught:
-        load_settings([*argv, "--model=m"] if "--model=m" not in argv else argv, {})
-    assert problem in str(caught.value)
+    assert problem in refused(*argv, base=[] if "--model=m" in argv else ["--model=m"])
 
 
 def test_an_empty_choice_is_none_wherever_it_stands(tmp_path: Path) -> None:
@@ -130,7 +125,7 @@ def test_a_subset_is_a_dataset_and_a_check_needs_no_run() -> None:
 def test_the_manifest_and_the_command_that_resumes_hold_them() -> None:
     argv = [*DATASET, "--instance-ids=a,b", "--exclude=tests", "--api_key=sk-1", "--evaluate"]
     settings, _ = load_settings(argv, {})
-    saved = msgspec.json.decode(msgspec.json.encode({"settings": manifest(settings)}))
+    saved = msgspec.json.decode(msgspec.json.encode({"settings": for_the_record(settings)}))
     assert recorded(saved, SweSettings) == msgspec.structs.replace(settings, api_key="")
     for flags in (argv, []):
         words = shlex.split(resume_command(settings, flags, "python mini_swe_runner.py"))

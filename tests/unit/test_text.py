@@ -189,13 +189,11 @@ def test_short_keys_are_named_but_placeholders_are_not() -> None:
 # --- striking them out
 
 
-def test_redactor_marks_and_counts() -> None:
+def test_redactor_marks_every_place() -> None:
     redactor = Redactor({"API_KEY": KEY, "DB_PASSWORD": OTHER})
     assert redactor.text(f"a {KEY}{OTHER} {KEY}") == "a [REDACTED:API_KEY][REDACTED:DB_PASSWORD] [REDACTED:API_KEY]"
-    assert redactor.count == 3
     text = "nothing to hide"
     assert redactor.text(text) is text
-    assert redactor.count == 3
 
 
 def test_the_longest_secret_is_struck_out_first() -> None:
@@ -219,7 +217,6 @@ def test_values_are_redacted_in_strings_and_not_in_keys() -> None:
     value = {KEY: [f"x{KEY}", {"b": quoted, "n": 1}], "c": None}
     assert redactor.value(value) == {KEY: ["x[REDACTED:API_KEY]", {"b": "[REDACTED:QUOTED]", "n": 1}], "c": None}
     assert value[KEY] == [f"x{KEY}", {"b": quoted, "n": 1}]
-    assert redactor.count == 2
     assert redactor.value(KEY) == "[REDACTED:API_KEY]"
 
 

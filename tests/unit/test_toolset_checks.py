@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from batch.invocation import run
 from batch.manifest import Invocation, begun
 from batch.plan import Plan, file_sha, make_plan
-from batch.settings import load_settings, manifest
+from batch.settings import for_the_record, load_settings
 from tools.errors import UsageProblem
 
 Planned = Callable[..., Plan]
@@ -26,13 +26,19 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.yaml").write_text("default: {turns: [{content: done}]}", encoding="utf-8")
 
-    def plan(rows: Sequence[Sequence[str]], *flags: str, known: dict[str, Any] | None = None) -> Plan:
+    def plan(
+        rows: Sequence[Sequence[str]],
+        *flags: str,
+        known: dict[str, Any] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Plan:
         lines = [json.dumps({"prompt": f"go {number}", "tools": names}) for number, names in enumerate(rows)]
         Path("rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        usual = ["--dataset_file=rows.jsonl", "--run_name=r", "--model=scripted:script.yaml", "--dry_run"]
+        usual = ["--dataset_file=rows.jsonl", "--run_name=r", "--dry_run"]
+        usual += [] if any(flag.startswith("--model=") for flag in flags) else ["--model=scripted:script.yaml"]
         lacking = ["--browser_program=no-such-browser", "--search_provider=tavily", "--container_backend=local"]
         settings, _ = load_settings([*usual, *lacking, *flags], {})
-        return asyncio.run(make_plan(settings, {}, begun=known))
+        return asyncio.run(make_plan(settings, environ or {}, binding=known))
 
     return plan
 
@@ -99,12 +105,25 @@ def test_a_run_whose_rows_all_have_no_tool_is_refused(planned: Planned, rows: li
     assert "--allow_missing_toolsets" not in told
 
 
+def test_keys_and_variables_are_those_of_the_mapping(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--model=gpt-x", "--provider=openai", "--env_allow=GREETING", "--enabled_toolsets=web"]
+    given = {"OPENAI_API_KEY": "one,two", "TAVILY_API_KEY": "three", "GREETING": "hello"}
+    plan = planned([[]], *flags, environ=given)
+    assert [(each.key_variable, each.keys) for each in plan.model.targets] == [("OPENAI_API_KEY", 2)]
+    assert (plan.absent, plan.policy.variables, plan.environ) == ({}, {"GREETING": "hello"}, given)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert "provider openai: no key" in refusal(planned, [[]], *flags)
+    assert "enabled_toolsets: web lacks" in refusal(planned, [[]], *flags, environ={"OPENAI_API_KEY": "one"})
+    assert planned([[]], "--enabled_toolsets=terminal", "--env_allow=GREETING").policy.variables == {}
+
+
 def test_a_resume_says_first_which_settings_changed(planned: Planned, tmp_path: Path) -> None:
     flags = ["--enabled_toolsets=terminal", "--env_allow=HOME"]
     plan = planned([[]], *flags)
     invocation = Invocation(
         run_name="r",
-        settings=manifest(plan.settings),
+        settings=for_the_record(plan.settings),
         dataset={},
         versions={},
         backend="local",

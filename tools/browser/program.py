@@ -34,7 +34,7 @@ SWITCHES = (
 def lacks_browser(settings: ToolSettings, environ: Mapping[str, str]) -> str:
     """See `tools.toolsets.NEEDS`."""
     if importlib.util.find_spec("playwright") is None:
-        return "the package playwright: pip install 'batch-runner[browser]'"
+        return "the package playwright: pip install -e '.[browser]'"
     program = find_program(settings, environ)
     if not settings.browser_program:
         return "" if program else "a browser: apt-get install chromium, or name one by --browser_program"

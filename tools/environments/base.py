@@ -108,7 +108,8 @@ class Environment(Protocol):
     """One task's sandbox. Paths may be relative to the current directory, which commands change.
 
     File methods raise ToolError for what the model can mend (no such file, a directory, not permitted, NUL in a path);
-    every method raises EnvironmentLost when the sandbox is gone.
+    every method raises EnvironmentLost when the sandbox is gone; `run` and `write` raise DiskFull where what they were
+    told is that a disk is full, and it is the one of this machine that the sandbox stands on.
     """
 
     backend: str

@@ -8,12 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tools.environments.base import Environment, EnvironmentSpec
-from tools.environments.channel import ALONE, base_variables
+from tools.environments.channel import base_variables, locale_beside
 from tools.environments.door import DoorEnvironment, limit_processes
-from tools.environments.ending import to_the_end
-from tools.environments.hosted import Host, bound_volumes, making, reap_folders, tried
+from tools.environments.hosted import Host, bound_volumes, failure_of, making, open_on, reap_folders
 from tools.environments.shell import new_token
-from tools.errors import EnvironmentLost, SetupFailed
 
 _PARTS = ("workspace", "home", "door", "etc")
 _HOME = "/home/user"
@@ -60,17 +58,23 @@ class BubblewrapEnvironment(DoorEnvironment):
         with making(str(host.folder)):
             for name, text in _USERS.items():
                 (host.folder / "etc" / name).write_text(text)
+        locale = locale_beside(spec.variables)
         super().__init__(
             spec,
             host,
             backend="bubblewrap",
             image="",
             private="/run/batch/",
-            variables=base_variables(home=_HOME, temp="/tmp", user="user", locale=ALONE),  # noqa: S108 - the sandbox's own
+            variables=base_variables(home=_HOME, temp="/tmp", user="user", locale=locale),  # noqa: S108 - the sandbox's own
             door="/run/door",
             argv=arguments(spec, host.folder),
             environ={"PATH": _PATH},
         )
+
+    async def open_up(self) -> None:
+        """See `Hosted`."""
+        await self.open_door(limit_processes(self._host))
+        await self.enter()
 
 
 def arguments(spec: EnvironmentSpec, folder: Path) -> list[str]:
@@ -130,7 +134,7 @@ class BubblewrapBackend:
                 "bubblewrap is not installed: install the package bubblewrap (its program is `bwrap`), or choose docker"
             )
         command = ("bwrap", "--unshare-all", *_system_view(), "--proc", "/proc", "--dev", "/dev", "true")
-        said = await tried(command)
+        said = await failure_of(command)
         if not said:
             return ""
         return f"bubblewrap cannot make user namespaces here ({said}): allow them in the kernel, or choose docker"
@@ -142,21 +146,8 @@ class BubblewrapBackend:
     async def open(self, spec: EnvironmentSpec) -> AsyncIterator[Environment]:
         """See `Backend.open`."""
         host = Host(spec, new_token(), _PARTS)
-        try:
-            environment = BubblewrapEnvironment(spec, host)
-        except BaseException:
-            host.remove()
-            raise
-        try:
-            try:
-                await environment.open_door(limit_processes(host))
-                await environment.enter()
-            except (SetupFailed, EnvironmentLost):
-                host.check_room()
-                raise
+        async with open_on(host, functools.partial(BubblewrapEnvironment, spec)) as environment:
             yield environment
-        finally:
-            await to_the_end(environment.close())
 
     async def reap(self) -> int:
         """See `Backend.reap`."""

@@ -44,6 +44,12 @@ ALONE = {"LC_CTYPE": "C.UTF-8"}
 """The same where nobody else sets one: a shell reads one file for it instead of twelve."""
 
 
+def locale_beside(variables: Mapping[str, str]) -> Mapping[str, str]:
+    """The locale on a host that sets none: ours over one that the sandbox's own variables bring, unless they rule."""
+    brought = any(name == "LANG" or name.startswith("LC_") for name in variables)
+    return OVER_ANY if brought and "LC_ALL" not in variables else ALONE
+
+
 def base_variables(*, home: str, temp: str, user: str = "root", locale: Mapping[str, str] = OVER_ANY) -> dict[str, str]:
     """The variables of every command, but for PATH and SHELL: PATH is the sandbox's own, or its backend sets one."""
     return {

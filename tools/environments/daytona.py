@@ -12,15 +12,16 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tools.environments import daytona_script as script
 from tools.environments.base import DEFAULT_IMAGE, Backend, Environment, EnvironmentSpec, Limits
-from tools.environments.channel import Channel, base_variables
+from tools.environments.channel import OpenChannel, base_variables
 from tools.environments.daytona_channel import Door
 from tools.environments.daytona_connection import Clients, Unreachable, service_errors
-from tools.environments.docker_images import is_refusal, one_line
 from tools.environments.ending import to_the_end
+from tools.environments.images import is_refusal
 from tools.environments.owner import LABEL, decode, encode, is_dead
 from tools.environments.shell import ShellEnvironment, new_token
 from tools.errors import (
@@ -32,6 +33,7 @@ from tools.errors import (
     SetupFailed,
     SetupTimeout,
 )
+from tools.text import one_line
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromImageParams
@@ -204,6 +206,23 @@ async def _reason(client: "AsyncDaytona", name: str, image: str, fault: str) -> 
     return SetupFailed(f"daytona made no sandbox: {reason}")
 
 
+class DaytonaEnvironment(ShellEnvironment):
+    """Shells in terminals of a sandbox with these facts."""
+
+    def __init__(self, spec: EnvironmentSpec, facts: script.Facts, open_channel: OpenChannel, token: str) -> None:
+        super().__init__(
+            spec,
+            backend="daytona",
+            image=spec.image or DEFAULT_IMAGE,
+            cwd=posixpath.join(facts.cwd, spec.cwd),
+            private=f"{facts.folder}/state.",
+            variables=base_variables(home=facts.home, temp=facts.temp, user=facts.user),
+            open_channel=open_channel,
+            token=token,
+        )
+        self._ours = f"{facts.folder}/channel"
+
+
 class Place:
     """A sandbox, its door, and what opens channels into it."""
 
@@ -215,7 +234,7 @@ class Place:
     async def environment(self) -> ShellEnvironment:
         """What acts in it. Raises SetupFailed where the image or the service will not do, EnvironmentLost."""
         token = new_token()
-        self._facts = facts = await self._set_up(token)
+        facts = await self._set_up(token)
         if script.unbounded(facts, self._spec.limits.pids):
             raise SandboxRefused(
                 "daytona cannot limit the number of processes in this sandbox: its user is root of the whole machine,"
@@ -223,18 +242,8 @@ class Place:
                 " user namespace"
             )
         await self._door.open_door(self._sandbox, facts)
-        environment = ShellEnvironment(
-            self._spec,
-            backend="daytona",
-            image=self._spec.image or DEFAULT_IMAGE,
-            cwd=posixpath.join(facts.cwd, self._spec.cwd),
-            private=f"{facts.folder}/state.",
-            variables=base_variables(home=facts.home, temp=facts.temp, user=facts.user),
-            open_channel=self._open_channel,
-            token=token,
-        )
-        environment.ours = f"{facts.folder}/channel"
-        return environment
+        channels = partial(self._door.open_channel, self._sandbox, facts)
+        return DaytonaEnvironment(self._spec, facts, channels, token)
 
     async def _set_up(self, token: str) -> script.Facts:
         command = script.set_up(token, self._spec.limits.pids)
@@ -245,9 +254,6 @@ class Place:
         if isinstance(facts, str):
             raise SetupFailed(facts)
         return facts
-
-    async def _open_channel(self) -> Channel:
-        return await self._door.open_channel(self._sandbox, self._facts)
 
     def drop(self) -> None:
         """Channels need not be ended one by one: the sandbox is about to be deleted."""

@@ -76,7 +76,8 @@ class Terminal:
         """What our program printed."""
 
     def end(self) -> None:
-        """It is over, or of no use any more."""
+        """The terminal has ended, or what it prints is of no use any more: nothing is taken from it from here, and who
+        still waits for our program to begin gets EnvironmentLost. To say it twice does no harm."""
         if not self._hello.done():
             self._hello.set_exception(EnvironmentLost("daytona: a terminal ended before our program ran in it"))
             self._hello.exception()  # nobody may be left to ask for it
@@ -97,7 +98,7 @@ class Terminal:
             async with asyncio.timeout(_SEND_SECONDS):
                 await self._handle.send_input(data)
 
-    async def ended(self, seconds: float) -> None:
+    async def wait_for_end(self, seconds: float) -> None:
         """Waits until it is over, for so long at most."""
         if self._watch is not None:
             await asyncio.wait({self._watch}, timeout=seconds)
@@ -258,6 +259,6 @@ class TerminalChannel(Terminal):
         self._is_closed = True
         if not self.is_over and not self._door.is_lost:
             self._door.tell(f"k {self.pid} {self.name}")
-            await self.ended(_END_SECONDS)
+            await self.wait_for_end(_END_SECONDS)
         await self.leave()
         self._door.channels.discard(self)

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from tools.environments.docker_images import one_line
 from tools.environments.ending import to_the_end
 from tools.errors import EnvironmentLost, SandboxRefused
+from tools.text import one_line
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona

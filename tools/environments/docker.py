@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.environments.base import DEFAULT_IMAGE, Backend, BackendSettings, Environment, EnvironmentSpec
-from tools.environments.channel import base_variables
+from tools.environments.channel import OpenChannel, base_variables
 from tools.environments.docker_archive import archived_file
 from tools.environments.docker_container import (
     DEADLINE,
@@ -42,10 +42,11 @@ from tools.environments.docker_engine import (
     NotAnEngine,
     engine_errors,
     open_channel,
-    uninterrupted,
 )
 from tools.environments.docker_host import connected, is_here, not_running
-from tools.environments.docker_images import FOREIGN, PULL_SECONDS, Images, for_another, object_of, platform_of
+from tools.environments.docker_images import Images, object_of
+from tools.environments.ending import uninterrupted
+from tools.environments.images import FOREIGN, PULL_SECONDS, for_another, platform_of
 from tools.environments.owner import LABEL, decode, is_dead
 from tools.environments.shell import ShellEnvironment
 from tools.errors import EnvironmentLost, ImagePullFailed, SandboxRefused, SetupFailed, SetupTimeout
@@ -214,12 +215,30 @@ def _start_errors(name: str) -> Iterator[None]:
 class DockerEnvironment(ShellEnvironment):
     """Shell channels into a container; `catless` is the container where its image has no `cat`."""
 
-    catless: "DockerContainer | None" = None
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        *,
+        backend: str,
+        variables: Mapping[str, str],
+        open_channel: OpenChannel,
+        catless: "DockerContainer | None",
+    ) -> None:
+        super().__init__(
+            spec,
+            backend=backend,
+            image=spec.image or DEFAULT_IMAGE,
+            cwd=posixpath.join(DEFAULT_CWD, spec.cwd),
+            private=f"{PRIVATE}/",
+            variables=variables,
+            open_channel=open_channel,
+        )
+        self._catless = catless
 
     def read(self, path: str) -> AsyncIterator[bytes]:
         """See `Environment.read`."""
-        if self.catless:
-            return archived_file(self.catless, os.fsdecode(self._path(path)), self.backend)
+        if self._catless:
+            return archived_file(self._catless, os.fsdecode(self._path(path)), self.backend)
         return super().read(path)
 
 
@@ -252,17 +271,13 @@ class Sandbox:
             if strangeness:
                 raise SandboxRefused(f"image {image}: /bin/sh does not run in it: {strangeness}") from None
             raise SetupFailed(f"image {image}: /bin/sh does not run in it ({lost})") from None
-        environment = DockerEnvironment(
+        return DockerEnvironment(
             self._spec,
             backend=self._engine_name,
-            image=image,
-            cwd=posixpath.join(DEFAULT_CWD, self._spec.cwd),
-            private=f"{PRIVATE}/",
             variables=base_variables(home=home, temp=temp, user=user.partition(":")[0]),
             open_channel=self.open_channel,
+            catless=None if cat else self._container,
         )
-        environment.catless = None if cat else self._container
-        return environment
 
     async def open_workspace(self) -> None:
         """Everybody may write to it. Of a volume only a process inside can say so. Raises SandboxRefused."""

@@ -3,14 +3,16 @@
 import asyncio
 import ssl
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tools.environments.docker_host import not_an_engine
-from tools.environments.docker_images import Misread, object_of, one_line
+from tools.environments.docker_images import Misread, object_of
+from tools.environments.ending import uninterrupted
 from tools.environments.script import KILL
 from tools.errors import EnvironmentLost
+from tools.text import one_line
 
 if TYPE_CHECKING:
     from asyncio import WriteTransport as Transport
@@ -77,22 +79,6 @@ class Clients:
                 raise Misread
             self._info = info
         return self._info
-
-
-async def uninterrupted(work: Coroutine[Any, Any, object], seconds: float) -> None:
-    """Runs `work` to its end or for `seconds`, even if this task is cancelled meanwhile: that comes after."""
-    task = asyncio.ensure_future(asyncio.wait_for(work, seconds))
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    fault = None if task.cancelled() else task.exception()
-    if cancelled:
-        raise cancelled
-    if fault and not isinstance(fault, TimeoutError):
-        raise fault
 
 
 class EngineStream:

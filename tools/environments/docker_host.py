@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tools.environments.base import BackendSettings
-from tools.environments.docker_images import one_line
 from tools.environments.ssh_connection import Target, connect, parse_target
 from tools.errors import SandboxRefused, SetupFailed, UsageProblem
+from tools.text import one_line
 
 if TYPE_CHECKING:
     from aiodocker import Docker

@@ -9,32 +9,24 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tools.environments.docker_credentials import credentials
+from tools.environments.images import PULL_SECONDS, REFUSED, is_refusal
 from tools.environments.locking import alone
 from tools.errors import ImagePullFailed, ImageUnavailable, SetupFailed
+from tools.text import one_line
 
 if TYPE_CHECKING:
     from aiodocker import Docker
 
-PULL_SECONDS = 600.0
 _TRIES = 3
 # Letters, digits and the separators of name, tag, digest and registry port: nothing that could change the URL's path.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:@/-]|\.(?!\.))*", re.ASCII)
-_REFUSED = re.compile(
-    r"not found|(manifest|name) unknown|not known|denied|unauthorized|authentication required|does not exist"
-    r"|no basic auth credentials|invalid (reference|repository)|must be lower|no matching manifest",
-    re.IGNORECASE,
-)
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "i386": "386", "armv7l": "arm", "armv6l": "arm"}
-FOREIGN = re.compile("exec format error", re.IGNORECASE)
-"""What a kernel says of a program for another kind of processor, or of a file that is none."""
-_RATE_LIMIT = re.compile(r"toomanyrequests|rate limit", re.IGNORECASE)
 
 
 class Misread(Exception):
@@ -46,16 +38,6 @@ def object_of(answer: Any) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise Misread
     return answer
-
-
-def is_refusal(trouble: str) -> bool:
-    """Whether a registry said of an image what another try will not change."""
-    return bool(_REFUSED.search(trouble) and not _RATE_LIMIT.search(trouble))
-
-
-def one_line(text: str) -> str:
-    """An engine's message as one line of at most 300 characters."""
-    return " ".join(text.split())[:300]
 
 
 class Images:
@@ -100,18 +82,6 @@ class Images:
         return known
 
 
-def platform_of(known: Mapping[str, Any]) -> str:
-    """OS/ARCHITECTURE of an image or of an engine, in the words of images; "" where that is not said."""
-    machine = str(known.get("Architecture") or "")
-    system = str(known.get("Os") or known.get("OSType") or "")
-    return f"{system}/{_MACHINES.get(machine, machine)}" if machine and system else ""
-
-
-def for_another(machine: str) -> str:
-    """Says of an image why its shell is no program for that machine, and what to do."""
-    return f"it is no program for {machine}: take an image for that, or install emulation (binfmt)"
-
-
 async def _inspect(engine: "Docker", image: str) -> dict[str, Any]:
     """The engine's description of a local image, or {}."""
     from aiodocker import DockerError  # noqa: PLC0415 - an optional package, imported when used
@@ -121,7 +91,7 @@ async def _inspect(engine: "Docker", image: str) -> dict[str, Any]:
     except DockerError as error:
         if error.status == 404:
             return {}
-        if error.status in (400, 500) and _REFUSED.search(str(error.message)):
+        if error.status in (400, 500) and REFUSED.search(str(error.message)):
             raise ImageUnavailable(f"image {image}: {one_line(str(error.message))}") from None
         raise
 

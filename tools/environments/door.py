@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tools.environments.base import EnvironmentSpec
 from tools.environments.channel import Channel
-from tools.environments.hosted import Host, end_process, ended, refuse_full, shell_channel
+from tools.environments.hosted import Host, end_process, refuse_full, shell_channel, wait_for_end
 from tools.environments.pipes import PipeChannel
 from tools.environments.processes import kill_call
 from tools.environments.shell import ShellEnvironment
@@ -159,7 +159,7 @@ class DoorEnvironment(ShellEnvironment):
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        if not await ended(self._process, _END_SECONDS):
+        if not await wait_for_end(self._process, _END_SECONDS):
             await end_process(self._process)
 
 

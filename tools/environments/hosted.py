@@ -11,20 +11,22 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from tools.environments.base import EnvironmentSpec, Limits, Owner
 from tools.environments.cgroup import Cgroup, cgroup_folders, make_cgroup
+from tools.environments.ending import to_the_end
 from tools.environments.owner import is_dead
 from tools.environments.pipes import PipeChannel
 from tools.environments.processes import all_pids, kill_call
 from tools.environments.script import MARKER
-from tools.errors import DiskFull, SandboxRefused, SetupFailed
+from tools.errors import DiskFull, EnvironmentLost, SandboxRefused, SetupFailed
 
 _PREFIX = "batch-sandbox-"
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
@@ -130,6 +132,39 @@ class Host:
             remove_tree(Path(folder))
 
 
+class Hosted(Protocol):
+    """A sandbox on a `Host`, which it removes when it is closed."""
+
+    async def open_up(self) -> None:
+        """Waits until commands can be run. Raises SetupFailed, EnvironmentLost."""
+
+    async def close(self) -> None:
+        """Ends all that runs in it, and removes the host."""
+
+
+H = TypeVar("H", bound=Hosted)
+
+
+@asynccontextmanager
+async def open_on(host: Host, build: Callable[[Host], H]) -> AsyncIterator[H]:
+    """What `build` makes on the host, opened, and closed on every way out. Raises what those raise; DiskFull where it
+    could not be opened for want of room."""
+    try:
+        hosted = build(host)
+    except BaseException:
+        host.remove()
+        raise
+    try:
+        try:
+            await hosted.open_up()
+        except (SetupFailed, EnvironmentLost):
+            host.check_room()
+            raise
+        yield hosted
+    finally:
+        await to_the_end(hosted.close())
+
+
 @contextmanager
 def making(folder: str) -> Iterator[None]:
     """For what belongs to a sandbox's folder. Raises DiskFull, SetupFailed."""
@@ -147,7 +182,7 @@ def refuse_full(error: OSError, folder: str) -> None:
 
 
 def _take_room(path: str, size: int) -> None:
-    """For a moment."""
+    """Allocates so many bytes there and frees them. OSError where there is no room."""
     with open(path, "wb") as file:  # noqa: PTH123 - as above
         try:
             os.posix_fallocate(file.fileno(), 0, size)
@@ -180,11 +215,11 @@ async def end_process(process: "subprocess.Popen[bytes]") -> None:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return
-    await ended(process, _END_SECONDS)
+    await wait_for_end(process, _END_SECONDS)
 
 
-async def ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Waits for a process's end."""
+async def wait_for_end(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Waits for a process's end; whether it came in time."""
     if process.poll() is None and (descriptor := _pidfd(process.pid)) is not None:
         await _readable(descriptor, seconds)
     pause, until = 0.0005, time.monotonic() + seconds
@@ -219,7 +254,7 @@ async def _readable(descriptor: int, seconds: float) -> None:
         os.close(descriptor)
 
 
-async def tried(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+async def failure_of(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
     """What a command that fails says, or ""."""
     process = await asyncio.create_subprocess_exec(
         *argv,

@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tools.environments.base import Environment, EnvironmentSpec
-from tools.environments.channel import ALONE, Channel, base_variables
-from tools.environments.ending import to_the_end
-from tools.environments.hosted import Host, end_process, reap_folders, shell_channel
+from tools.environments.channel import Channel, base_variables, locale_beside
+from tools.environments.hosted import Host, end_process, open_on, reap_folders, shell_channel
 from tools.environments.process import ShellProcess
 from tools.environments.processes import all_pids, is_marked, kill_call
 from tools.environments.shell import ShellEnvironment, new_token
@@ -28,7 +27,8 @@ class LocalEnvironment(ShellEnvironment):
     def __init__(self, spec: EnvironmentSpec, host: Host) -> None:
         folder = str(host.folder)
         user = os.environ.get("USER", "user")
-        variables = base_variables(home=f"{folder}/home", temp=f"{folder}/temp", user=user, locale=ALONE)
+        locale = locale_beside(spec.variables)
+        variables = base_variables(home=f"{folder}/home", temp=f"{folder}/temp", user=user, locale=locale)
         super().__init__(
             spec,
             backend="local",
@@ -43,6 +43,13 @@ class LocalEnvironment(ShellEnvironment):
         self._host = host
         self._before: Set[int] = frozenset()
         self._leaves_processes = False
+
+    async def open_up(self) -> None:
+        """See `Hosted`."""
+        try:
+            await self.enter()
+        except EnvironmentLost:
+            raise SetupFailed("the sandbox's shell ended at once: it cannot be put under its limits") from None
 
     async def _spawn(self) -> Channel:
         host = self._host
@@ -105,19 +112,8 @@ class LocalBackend:
         """See `Backend.open`."""
         _check_spec(spec)
         host = Host(spec, new_token(), _PARTS)
-        environment = LocalEnvironment(spec, host)
-        try:
-            try:
-                await environment.enter()
-            except EnvironmentLost:
-                host.check_room()
-                raise SetupFailed("the sandbox's shell ended at once: it cannot be put under its limits") from None
-            except SetupFailed:
-                host.check_room()
-                raise
+        async with open_on(host, functools.partial(LocalEnvironment, spec)) as environment:
             yield environment
-        finally:
-            await to_the_end(environment.close())
 
     async def reap(self) -> int:
         """See `Backend.reap`."""

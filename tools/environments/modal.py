@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from tools.environments.base import DEFAULT_IMAGE, Environment, EnvironmentSpec, Owner
 from tools.environments.channel import Channel, base_variables
-from tools.environments.docker_engine import uninterrupted
-from tools.environments.docker_images import PULL_SECONDS, one_line
+from tools.environments.ending import uninterrupted
+from tools.environments.images import PULL_SECONDS
 from tools.environments.modal_connection import (
     UNREACHED,
     ModalChannel,
@@ -39,6 +39,7 @@ from tools.errors import (
     SetupFailed,
     SetupTimeout,
 )
+from tools.text import one_line
 
 if TYPE_CHECKING:
     from modal import App, Client, Image
@@ -86,7 +87,7 @@ class ModalBackend:
 
     def warnings(self) -> Sequence[str]:
         """See `Outspoken`."""
-        return ("modal does not hold --pids: root, as which most images run, may start any number of processes",)
+        return ("modal does not limit processes: root, as which most images run, may start any number",)
 
     async def prepare(self, image: str) -> None:
         """See `Backend.prepare`: the service builds it from its registry, once. SetupFailed without the service."""

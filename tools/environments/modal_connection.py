@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from tools.environments.docker_images import one_line
 from tools.environments.script import KILL
 from tools.errors import EnvironmentLost, SandboxRefused, SetupFailed, SetupTimeout
+from tools.text import one_line
 
 if TYPE_CHECKING:
     from modal import Client, Sandbox

@@ -1,4 +1,4 @@
-"""Text of unbounded length in bounded memory."""
+"""What commands print: text of unbounded length in bounded memory."""
 
 import codecs
 from collections import deque
@@ -48,3 +48,8 @@ class BoundedText:
         """Head and tail, with a line between them that says how many characters were left out."""
         marker = f"\n[... {self.omitted} characters left out ...]\n" if self.omitted else ""
         return "".join(self._head) + marker + self.tail()
+
+
+def says_full(output: str) -> bool:
+    """Whether it may tell of a full disk; dash only knows an error of input and output."""
+    return "No space left on device" in output or "Disk quota exceeded" in output or "I/O error" in output

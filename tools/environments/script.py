@@ -10,6 +10,8 @@ new process ids alone, which is quick too; `alive` is asked later and looks twic
 Files at the private prefix P: `P0` and `P1` hold exported variables (of the last finished command and of the one
 before), `Pd` the directory a command ended in (empty: it did not come to its end), `Pc` a command too long for an
 argument; `Pi0`, `Po0`, `Pi1`, `Po1` are what stands before and after every command's text.
+
+`put` and `add` ask `cat` why a file took no more: not every shell's `printf` tells a full disk from a broken one.
 """
 
 import re
@@ -17,6 +19,11 @@ from collections.abc import Mapping, Sequence
 
 MARKER = "BATCH_CALL"
 """The variable by which every process of a call is known. Its value `token.N.` ends in a dot: no other begins so."""
+
+HELD = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID", MARKER})
+"""Variables that a shell holds itself, or we do: none can be set for a sandbox."""
+
+IS_HELD = "the sandbox's shell holds it itself: no value can be given to it"
 
 LONG_COMMAND = 100_000
 """Bytes. Linux takes no single argument above 128 KiB."""
@@ -133,12 +140,18 @@ put() {
   if [ "$d" ] && [ ! -d "$d" ]; then j=1; mkdir -p -- "$d" || { say "$1" '1 1'; F=1; return; }; fi
   printf %b "$3" >|"$2"
   F=$?
+  [ "$F" = 0 ] || why "$2"
   say "$1" "$F $j"
 } 2>&1
 add() {
-  if [ "$F" = 0 ]; then printf %b "$3" >>"$2"; F=$?; fi
+  if [ "$F" = 0 ]; then
+    printf %b "$3" >>"$2"
+    F=$?
+    [ "$F" = 0 ] || why "$2"
+  fi
   say "$1" "$F 0"
 } 2>&1
+why() { [ ! -f "$1" ] || [ ! -w "$1" ] || ! command -v cat >/dev/null || echo | cat >>"$1"; }
 ls_() {
   if [ ! -e "$2" ]; then x=missing
   elif [ ! -d "$2" ]; then x=file
@@ -177,6 +190,19 @@ done <"${P}0"
 """
 
 
+_FIND = rb"""
+for s in bash sh; do
+  SHELL=
+  command -v "$s" >|%(file)s && IFS= read -r SHELL <%(file)s
+  case $SHELL in
+    /bin/"$s"|/usr/bin/"$s") break;;
+    /*) ! "$SHELL" -c : || break;;
+  esac
+  if [ -x /bin/sh ]; then SHELL=/bin/sh; else SHELL=sh; fi
+done </dev/null >/dev/null 2>&1
+"""
+
+
 def quote(text: bytes) -> bytes:
     """One shell word that stands for these bytes; they hold no NUL."""
     return b"'" + text.replace(b"'", b"'\\''") + b"'"
@@ -203,8 +229,8 @@ def prelude(private: str, processes: str, shell: bytes = b"", ours: str = "") ->
 
 
 def _find(file: bytes) -> bytes:
-    """Sets SHELL to the shell that there is, by way of a file."""
-    return b"{ command -v bash || command -v sh; } >|%s\nIFS= read -r SHELL <%s\n" % (file, file)
+    """Sets SHELL to the shell that there is, by way of a file. One at an odd place is tried: it may be no program."""
+    return _FIND % {b"file": file}
 
 
 def begin(private: str, nonce: str, cwd: str, variables: Mapping[str, str]) -> bytes:
@@ -237,18 +263,20 @@ def _before(private: str, slot: int) -> tuple[bytes, bytes]:
     """Variables, whose names come between the two parts, then the directory: $2, or home where that is gone; with $3 it
     has to be there. $1 is the command.
 
-    stderr joins stdout only here: a shell that made the joint would report a child's death by a signal there.
+    stderr joins stdout only here: a shell that made the joint would report a child's death by a signal there. Before it
+    is nowhere: what the shell says of variables that it reads again is no output of the command.
     """
     state = _part(private, str(slot))
     return (
-        b"exec 2>&1\nif [ -r %s ]; then unset" % state,
+        b"if [ -r %s ]; then unset" % state,
         b"""; . %(state)s; fi
 set -- "$1" "$2" "$3" "${OLDPWD-}"
 cd -- "$2" 2>/dev/null || if [ "$3" ]; then
 printf 'cd: %%s: no such directory\n' "$2"; exit 126; else
 cd -- "$HOME" 2>/dev/null || cd /; fi
-OLDPWD=$4
+export OLDPWD="$4" 2>/dev/null
 trap %(trap)s EXIT
+exec 2>&1
 """
         % {
             b"state": state,
@@ -264,7 +292,8 @@ def _after(private: str, slot: int) -> bytes:
 def _keep(private: str, slot: int) -> bytes:
     """Keeps the variables in the other slot. The command may have set `noclobber`, or functions of these names."""
     state, where = (quote(f"{private}{name}".encode()) for name in (str(1 - slot), "d"))
-    return b"unset %s; command export -p >|%s && command pwd >|%s" % (MARKER.encode(), state, where)
+    kept = b"unset -f command; unset %s; command export -p >|%s && command pwd >|%s"
+    return kept % (MARKER.encode(), state, where)
 
 
 def _part(private: str, name: str) -> bytes:
@@ -293,7 +322,12 @@ def background(private: str, slot: int, hello: str, pty: bool) -> bytes:
     if not pty:
         return before + ready + b'eval "set --; $1"'
     missing = b"command -v script >/dev/null || { printf '%%s none\\n' %s; exit 127; }\n" % hello.encode()
-    return before + missing + ready + b'export SHELL="${BASH:-/bin/sh}"\nexec script -qefc "$1" /dev/null'
+    return before + missing + ready + _IN_PTY
+
+
+_IN_PTY = b"""export BATCH_SHELL="${SHELL-}" SHELL="${BASH:-/bin/sh}"
+exec script -qefc 'SHELL=$BATCH_SHELL; unset BATCH_SHELL; '"$1" /dev/null"""
+"""`script` takes its shell from SHELL, which is the command's to have."""
 
 
 def store_command(private: str, command: bytes) -> bytes:

@@ -12,7 +12,7 @@ from tools.environments import script
 from tools.environments.base import CommandResult, Entry, EnvironmentSpec
 from tools.environments.channel import Channel, OpenChannel
 from tools.environments.channels import ChannelEnded, Channels, Reply, new_nonce
-from tools.environments.output import BoundedText
+from tools.environments.output import BoundedText, says_full
 from tools.environments.process import ShellProcess
 from tools.errors import EnvironmentLost, SandboxRefused, SetupFailed, ToolError
 
@@ -49,7 +49,7 @@ class ShellEnvironment:
     `_lives_on`, `_alive`, `_kill`.
     """
 
-    ours = ""
+    _ours = ""
     """What stands in the command of programs whose children are not the sandbox's own, where a backend has such."""
 
     def __init__(
@@ -111,6 +111,8 @@ class ShellEnvironment:
         for name, value in self._variables.items():
             if not name.isascii() or not name.isidentifier() or "\0" in value:
                 raise SandboxRefused(f"environment variable {name!r}: not a name and value that a shell can hold")
+            if name in script.HELD:
+                raise SandboxRefused(f"environment variable {name}: {script.IS_HELD}")
 
     # commands
 
@@ -123,7 +125,11 @@ class ShellEnvironment:
             call, nonce = self._next_call()
             request = self._foreground(call, nonce, data, cwd)
             async with self._calling(call, request) as channel:
-                return await self._foreground_result(channel, call, nonce, timeout, BoundedText(max_chars), cwd is None)
+                text = BoundedText(max_chars)
+                result = await self._foreground_result(channel, call, nonce, timeout, text, cwd is None)
+        if says_full(result.output):
+            await self.check_room(0)
+        return result
 
     def _foreground(self, call: str, nonce: str, command: bytes, cwd: str | None) -> bytes:
         long = len(command) > script.LONG_COMMAND
@@ -270,6 +276,8 @@ class ShellEnvironment:
                 more, fields = await Reply(channel, nonce).whole()
                 output += more
         if not fields.startswith(b"0"):
+            if says_full(output.decode(errors="replace")):
+                await self.check_room(len(data))
             raise ToolError(f"{path}: {_reason(output)}")
         return made
 
@@ -307,7 +315,7 @@ class ShellEnvironment:
         return f"{self.token}.{next(self._calls)}.", new_nonce()
 
     def _prelude(self) -> bytes:
-        return script.prelude(self._private, self._processes, self._shell, self.ours)
+        return script.prelude(self._private, self._processes, self._shell, self._ours)
 
     @asynccontextmanager
     async def _calling(self, call: str, request: bytes) -> AsyncIterator[Channel]:

@@ -23,10 +23,10 @@ import msgspec
 from tools.environments.base import DEFAULT_IMAGE, Backend, BackendSettings, Environment, EnvironmentSpec
 from tools.environments.cgroup import usable_bases
 from tools.environments.channel import base_variables
-from tools.environments.docker_images import FOREIGN, PULL_SECONDS, for_another, platform_of
 from tools.environments.door import DoorEnvironment, limit_processes
 from tools.environments.ending import to_the_end
-from tools.environments.hosted import Host, bound_volumes, reap_folders, remove_tree, tried
+from tools.environments.hosted import Host, bound_volumes, failure_of, reap_folders, remove_tree
+from tools.environments.images import FOREIGN, PULL_SECONDS, for_another, platform_of
 from tools.environments.inside import file_inside
 from tools.environments.shell import new_token
 from tools.environments.singularity_images import ready_image
@@ -173,7 +173,7 @@ class SingularityBackend:
         folder = Path(tempfile.mkdtemp(prefix="batch-runner-check-"))
         try:
             words = [program, *_container(folder), *_own_programs(folder), f"{folder}/image", "true"]
-            said = await tried(words, {**_environ(), "HOME": str(folder)})  # it makes folders there
+            said = await failure_of(words, {**_environ(), "HOME": str(folder)})  # it makes folders there
         finally:
             remove_tree(folder)
         name = Path(program).name

@@ -15,10 +15,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from tools.environments.base import DEFAULT_IMAGE
-from tools.environments.docker_images import is_refusal, one_line
 from tools.environments.hosted import remove_tree
+from tools.environments.images import is_refusal
 from tools.environments.locking import alone
 from tools.errors import ImagePullFailed, ImageUnavailable, SetupFailed
+from tools.text import one_line
 
 _TRIES = 3
 _END_SECONDS = 5.0

@@ -1,10 +1,10 @@
 """The backends by name."""
 
-import difflib
 import importlib
 
 from tools.environments.base import Backend, BackendSettings, Lenient
 from tools.errors import UsageProblem
+from tools.names import nearest
 
 BACKENDS = {
     "bubblewrap": "tools.environments.bubblewrap:BUBBLEWRAP",
@@ -25,7 +25,7 @@ _DEFAULTS = BackendSettings()
 def load_backend(name: str, settings: BackendSettings = _DEFAULTS) -> Backend:
     """Raises UsageProblem for a name that is none, with the nearest ones."""
     if name not in BACKENDS:
-        near = difflib.get_close_matches(name, BACKENDS, n=2) or sorted(BACKENDS)
+        near = nearest(name, BACKENDS, most=2) or sorted(BACKENDS)
         raise UsageProblem(f"container_backend {name!r} is unknown: did you mean {' or '.join(near)}?")
     module, _, attribute = BACKENDS[name].partition(":")
     found = getattr(importlib.import_module(module), attribute)

@@ -102,7 +102,8 @@ class Session:
         self.lost = self.lost or not self._ready.done()
 
     def begin_to_close(self) -> None:
-        """It ends by itself from here."""
+        """The connection, and a server that is our own process, end in `_task` from here, which nobody has to await;
+        what is not connected yet is given up."""
         self._closing.set()
         if not self._ready.done():
             self._task.cancel()

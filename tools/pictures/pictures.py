@@ -159,7 +159,7 @@ async def download(context: ToolContext, url: str) -> bytes:
     try:
         from tools.web.fetch import fetch  # noqa: PLC0415 - loads httpx, of the extra `web`
     except ModuleNotFoundError as error:
-        raise ToolError(f"pictures from the web need {error.name}: pip install 'batch-runner[web]'") from error
+        raise ToolError(f"pictures from the web need {error.name}: pip install -e '.[web]'") from error
     fetched = await fetch(context.services, url, max_bytes=LARGEST_SOURCE, seconds=LOAD_SECONDS, accept=ACCEPT)
     if fetched.cut:
         raise ToolError(fetched.cut)
@@ -223,8 +223,7 @@ def _smaller(picture: Picture) -> Picture:
         from PIL import Image  # noqa: PLC0415 - of the extra `vision`, and seldom needed
     except ImportError as error:
         raise ToolError(
-            f"{_too_large(picture)}: make it smaller and try again (pip install 'batch-runner[vision]' lets this"
-            " program do it)"
+            f"{_too_large(picture)}: make it smaller and try again (pip install -e '.[vision]' lets this program do it)"
         ) from error
     try:
         with _one_at_a_time, Image.open(io.BytesIO(picture.data), formats=["PNG", "JPEG", "GIF", "WEBP"]) as opened:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from tools.services import SEARCH_KEY, ToolSettings
 
-INSTALL = "packages: pip install 'batch-runner[web]'"
+INSTALL = "packages: pip install -e '.[web]'"
 MAX_DESCRIPTION = 1_000  # characters
 MAX_PAGES = 5
 
