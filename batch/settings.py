@@ -374,7 +374,7 @@ def _as_meant(given: Given) -> Given:
         meant = words.get(given.value, given.value) if isinstance(given.value, bool | str) else given.value
         return Given(given.option, meant, given.origin)
     if given.option.name == "container_backend" and isinstance(given.value, dict):
-        raise UsageProblem(f"{given.origin}: a mapping is not supported yet; write the backend's name")
+        raise UsageProblem(f"{given.origin}: expected the name of a backend, got a mapping")
     if given.option.name != "mcp_servers":
         return given
     value = read_mapping(given) if isinstance(given.value, str) else given.value

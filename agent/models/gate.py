@@ -343,7 +343,9 @@ class RunGate:
             vain = IN_VAIN * slot.pause if current and slot.pause > COOL_DOWN_FIRST else 0.0
             slot.cooling_until = max(slot.cooling_until, now + max(verdict.retry_after, vain))
         elif current:
-            slot.cooling_until = max(slot.cooling_until, now + slot.pause * self._rng.uniform(0.75, 1.0))
+            least = 0.75 if slot.pace.is_learned else 1.0  # a burst of the last second still counts at the endpoint
+            pause = min(COOL_DOWN_LONGEST, slot.pause * self._rng.uniform(least, least + 0.25))
+            slot.cooling_until = max(slot.cooling_until, now + pause)
 
     def _count_late(self, slot: Slot) -> None:
         """More requests at once than an endpoint can serve in time only make all of them late."""

@@ -49,6 +49,11 @@ class Pace:
         self._most = 0  # requests at once when it was full
         self._full_at: float | None = None  # a 429 from which nothing has been learned yet
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether requests leave evenly."""
+        return self._rate is not None
+
     def free_at(self, now: float) -> float:
         """When the next request may go: `now` or later. Not to be asked while a pause goes on: by its end all requests
         of the same moment have been refused or taken."""

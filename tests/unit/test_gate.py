@@ -133,12 +133,12 @@ async def test_without_retry_after_the_pause_doubles_from_one_second_to_sixty() 
         await once(gate, LIMITED)
         pauses.append(now() - began)
     for pause, longest in zip(pauses[1:], [1, 2, 4, 8, 16, 32, 60, 60], strict=True):
-        assert 0.75 * longest <= pause <= longest
+        assert longest <= pause <= min(60, 1.25 * longest)
     await once(gate, OK)
     began = now()
     await once(gate, LIMITED)
     await once(gate, OK)
-    assert now() - began <= 1.0, "a success starts it over"
+    assert now() - began <= 1.25, "a success starts it over"
 
 
 @virtual
@@ -221,7 +221,7 @@ async def test_a_time_that_a_429_names_in_vain_is_not_believed_for_ever() -> Non
 async def test_a_full_model_does_not_spill_over_to_the_fallback() -> None:
     gate = gate_of([1, 1], 8)
     await once(gate, LIMITED)
-    await asyncio.sleep(1)
+    await asyncio.sleep(2)
     leases = [await gate.acquire(0) for _ in range(4)]
     assert {lease.target for lease in leases} == {0}
     assert await blocked(gate)
