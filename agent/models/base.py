@@ -45,11 +45,13 @@ class Model(Protocol):
 
 
 class Lease(Struct, frozen=True, kw_only=True):
-    """Leave to send one request: to which target (0 = the model, then the fallbacks) with which of its keys."""
+    """Leave to send one request: to which target (0 = the model, then the fallbacks) with which of its keys. `probes`:
+    it only failed of late, and another might not."""
 
     id: int
     target: int = 0
     key: int = 0
+    probes: bool = False
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

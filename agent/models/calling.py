@@ -47,8 +47,9 @@ def _too_late(failure: CallFailed, request: ModelRequest) -> bool:
 class Caller:
     """Sends until a reply comes, the row's fault is certain or the tries are used up.
 
-    Only transient failures use tries. Rate limits, condemned keys and an unreachable endpoint are the gate's to judge:
-    it lets the next request go elsewhere or later, or ends the run. Waiting in the gate costs no row time.
+    Only transient failures use tries, but for those of a probe. Rate limits, condemned keys and an unreachable endpoint
+    are the gate's to judge: it lets the next request go elsewhere or later, or ends the run. Waiting in the gate costs
+    no row time.
     """
 
     def __init__(self, gate: Gate, tries: int, rng: random.Random | None = None) -> None:
@@ -73,7 +74,7 @@ class Caller:
             except CallFailed as failure:
                 spend += failure.verdict.spend
                 request.tally.spend += failure.verdict.spend
-                tries += failure.verdict.kind == "transient"
+                tries += failure.verdict.kind == "transient" and not lease.probes
                 if failure.verdict.kind == "row_fault" or tries >= self._tries or _too_late(failure, request):
                     raise failure.ends_row(spend) from failure
                 if failure.verdict.kind == "transient":
@@ -100,5 +101,5 @@ class Caller:
         return reply
 
     def _pause(self, tries: int, retry_after: float | None) -> float:
-        longest = min(BACKOFF_LONGEST, BACKOFF_FIRST * 2.0 ** (tries - 1))
+        longest = min(BACKOFF_LONGEST, BACKOFF_FIRST * 2.0 ** (max(tries, 1) - 1))
         return max(retry_after or 0.0, longest * self._rng.uniform(0.5, 1.0))

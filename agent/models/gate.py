@@ -231,7 +231,7 @@ class RunGate:
         return min((at for at in times if at is not None and at > now), default=None)
 
     def _lease(self, slot: Slot, tokens: int, now: float) -> Lease:
-        lease = Lease(id=self._next_id, target=slot.target, key=slot.key)
+        lease = Lease(id=self._next_id, target=slot.target, key=slot.key, probes=slot.doubted)
         self._next_id += 1
         slot.in_flight += 1
         if slot.closure is not None:
@@ -295,7 +295,7 @@ class RunGate:
     def _doubt(self, target: int) -> None:
         """Of a target's keys, those that only fail while another might not."""
         keys = [slot for slot in self._slots if slot.target == target]
-        is_hope = not all(slot.only_fails() for slot in keys)
+        is_hope = not all(slot.only_fails() or slot.is_hopeless(self._rate_limit_wait) for slot in keys)
         for slot in keys:
             slot.doubted = is_hope and slot.only_fails()
 

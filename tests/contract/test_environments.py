@@ -90,6 +90,13 @@ async def test_a_function_called_as_a_command_of_ours_loses_nothing(sandbox: Env
     assert await printed(sandbox, 'echo "$KEPT $PAGER"; pwd') == "1 cat\n/usr\n"
 
 
+async def test_of_a_forgotten_quote_only_the_command_is_told(sandbox: Environment) -> None:
+    result = await sandbox.run('echo "a', timeout=20)
+    assert result.exit_code
+    assert "/dev/null" not in result.output
+    assert await printed(sandbox, "echo b") == "b\n"
+
+
 async def test_a_deleted_directory_falls_back_to_home(sandbox: Environment) -> None:
     await printed(sandbox, "mkdir gone; cd gone; rmdir ../gone")
     assert await printed(sandbox, '[ "$PWD" = "$HOME" ] && echo home') == "home\n"

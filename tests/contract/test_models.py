@@ -184,6 +184,14 @@ async def test_hundreds_of_requests_are_in_flight_at_once_over_kept_connections(
 # --- tries
 
 
+async def test_a_probe_of_a_key_that_only_fails_uses_no_try(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYS", "good,bad")
+    limited = {"key": "good", "status": 429, "times": 1, "headers": {"retry-after": "5"}}
+    chat.endpoint.set_rules([{"key": "bad", "status": 500}, limited])
+    model = chat.open(targets=(chat.target(key_variable="KEYS", keys=2),), request_retries=4)
+    assert (await model.reply(asking())).content == "done: hi"
+
+
 async def test_5xx_is_tried_again(chat: Chat) -> None:
     chat.endpoint.set_rules([{"status": 500, "times": 2}])
     reply = await chat.open().reply(asking())

@@ -191,6 +191,22 @@ async def test_requests_wait_for_a_key_that_pauses_rather_than_fail_with_one_tha
 
 
 @virtual
+async def test_a_key_that_is_limited_for_good_is_no_hope() -> None:
+    gate = gate_of([2], 4, rate_limit_wait=8)
+    broken = Verdict(kind="transient", reason="server_error")
+    seen = []
+    while now() < 30:
+        lease = await gate.acquire(0)
+        seen.append(lease)
+        gate.release(lease, broken if lease.key else Verdict(kind="rate_limited", retry_after=2.0))
+        await asyncio.sleep(0.1)
+    first = next(place for place, lease in enumerate(seen) if lease.probes)
+    assert [lease.probes for lease in seen[: first + 1] if lease.key] == [False, False, False, True]
+    assert not any(lease.probes for lease in seen[-50:])
+    assert sum(lease.key for lease in seen[-50:]) > 40, "rows may use up their tries"
+
+
+@virtual
 async def test_a_fallback_is_better_than_a_key_that_only_fails() -> None:
     gate = gate_of([2, 1], 4)
     await once(gate, Verdict(kind="rate_limited", retry_after=10.0))

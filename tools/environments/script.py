@@ -308,7 +308,7 @@ def foreground(private: str, slot: int, long: bool) -> bytes:
     positional parameters.
     """
     command = b"set --; . %s" % _part(private, "c") if long else b'eval "set --; $1"'
-    return b". %s; %s\n{ . %s; } 2>/dev/null\nexit $2" % (
+    return b". %s; %s\n\n{ . %s; } 2>/dev/null\nexit $2" % (  # bash skips a line behind a command that is none
         _part(private, f"i{slot}"),
         command,
         _part(private, f"o{slot}"),
