@@ -21,7 +21,7 @@ import msgspec
 from batch.signals import SIGNALS
 from batch.worker import WorkerSpec, worker_main
 from tools.environments.base import Owner
-from tools.environments.owner import decode, encode, is_dead
+from tools.environments.owner import encode, folders_of_the_dead
 
 LONGEST_TEMPORARY = 70  # bytes; see _quietly
 _OWNER = "owner.json"
@@ -40,11 +40,9 @@ def start_server(heavy: Sequence[str], owner: Owner) -> None:
 
 def _remove_folders_of_the_dead() -> None:
     """The folder with the server's socket goes with its owner's end, unless that was a SIGKILL."""
-    for record in Path(tempfile.gettempdir()).glob(f"pymp-*/{_OWNER}"):
+    for folder in folders_of_the_dead(Path(tempfile.gettempdir()), f"pymp-*/{_OWNER}"):
         with suppress(OSError):  # another invocation is at it too
-            owner = decode(record.read_text(encoding="utf-8", errors="replace"))
-            if owner and is_dead(owner):
-                shutil.rmtree(record.parent)
+            shutil.rmtree(folder)
 
 
 def start_worker(spec: WorkerSpec, connection: socket.socket) -> BaseProcess:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from benchmarks.endpoint import CALLS, EndpointProcess, Seen
 from benchmarks.place import ROOT, surroundings
 from benchmarks.sizes import Load
 from benchmarks.tree import LIMIT, Cost, Sample, sampled
-from tools.environments.owner import current_owner, decode, encode, is_dead
+from tools.environments.owner import current_owner, encode, folders_of_the_dead
 from tools.environments.table import load_backend
 
 WORKERS = 2
@@ -49,19 +49,10 @@ def scratch() -> Iterator[Path]:
 def remove_dead() -> None:
     """Removes the folders of passes that were killed. One that cannot be told to be dead stays, and what cannot be
     removed."""
-    for record in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_RECORD}"):
-        if _is_dead(record):
-            _remove(record.parent, ignore_errors=True)
-
-
-def _is_dead(record: Path) -> bool:
-    """Whether it is of a dead pass of this user."""
-    try:
-        ours = record.parent.lstat().st_uid == os.getuid()
-        owner = decode(record.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return False
-    return bool(ours and owner and is_dead(owner))
+    for folder in folders_of_the_dead(Path(tempfile.gettempdir()), f"{_PREFIX}*/{_RECORD}"):
+        with suppress(FileNotFoundError):  # another pass is at it too
+            if folder.lstat().st_uid == os.getuid():
+                _remove(folder, ignore_errors=True)
 
 
 def _remove(folder: Path, *, ignore_errors: bool = False) -> None:

@@ -378,22 +378,28 @@ def test_one_prompt_that_failed_is_resumed_by_the_command_on_stderr(tmp_path: Pa
 # --- a dry run
 
 
-def test_a_run_that_a_program_started_is_resumed_by_the_command_it_prints(tmp_path: Path) -> None:
-    flags = [*small_run(tmp_path, [{"prompt": "a", "setup": "[ -e made ]"}]), "--network=none", "--no-save_all"]
-    (tmp_path / "started.py").write_text(
+def started_by_a_program(folder: Path, flags: list[str], given: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    """A run by `batch.invocation.run`, whose mapping has further variables."""
+    (folder / "started.py").write_text(
         "import os\n"
         "from batch.invocation import run\n"
         "from batch.settings import load_settings\n"
         "if __name__ == '__main__':\n"
-        f"    settings, _ = load_settings({flags!r}, os.environ)\n"
-        "    raise SystemExit(run(settings, argv=[], environ=os.environ))\n",
+        f"    environ = {{**os.environ, **{given!r}}}\n"
+        f"    settings, _ = load_settings({flags!r}, environ)\n"
+        "    raise SystemExit(run(settings, argv=[], environ=environ))\n",
         encoding="utf-8",
     )
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "started.py"],
-        cwd=tmp_path, env=environment(tmp_path, PYTHONPATH=str(ROOT)), stdin=subprocess.DEVNULL,
+        cwd=folder, env=environment(folder, PYTHONPATH=str(ROOT)), stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
+
+
+def test_a_run_that_a_program_started_is_resumed_by_the_command_it_prints(tmp_path: Path) -> None:
+    flags = [*small_run(tmp_path, [{"prompt": "a", "setup": "[ -e made ]"}]), "--network=none", "--no-save_all"]
+    done = started_by_a_program(tmp_path, flags, {})
     assert done.returncode == 1, done.stdout + done.stderr
     assert "started.py" not in done.stdout.splitlines()[-1]
     code, out, err = resume(done.stdout, tmp_path, "--dry_run")
@@ -413,21 +419,7 @@ def test_a_program_gives_a_run_an_environment_of_its_own(tmp_path: Path, workers
     with EndpointProcess(calls=0) as endpoint:
         flags += ["--model=gpt-x", "--provider=openai", f"--base_url={endpoint.url}", "--env_allow=GREETING"]
         flags = [word for word in flags if "scripted" not in word] + [f"--num_workers={workers}"]
-        (tmp_path / "started.py").write_text(
-            "import os\n"
-            "from batch.invocation import run\n"
-            "from batch.settings import load_settings\n"
-            "if __name__ == '__main__':\n"
-            f"    environ = {{**os.environ, 'OPENAI_API_KEY': {key!r}, 'GREETING': 'hello'}}\n"
-            f"    settings, _ = load_settings({flags!r}, environ)\n"
-            "    raise SystemExit(run(settings, argv=[], environ=environ))\n",
-            encoding="utf-8",
-        )
-        done = subprocess.run(
-            [sys.executable, "started.py"],
-            cwd=tmp_path, env=environment(tmp_path, PYTHONPATH=str(ROOT)), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = started_by_a_program(tmp_path, flags, {"OPENAI_API_KEY": key, "GREETING": "hello"})
         assert done.returncode == 0, done.stdout + done.stderr
         assert endpoint.stats()["keys"] == {key: 1}
     assert [row["status"] for row in journal(tmp_path / "data/r")] == ["completed"]

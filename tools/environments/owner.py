@@ -1,6 +1,7 @@
 """Who made a sandbox, as one text, and whether that process is dead. A leaf but for the record it speaks of."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,17 @@ def decode(text: str) -> Owner | None:
         return msgspec.json.decode(text, type=Owner)
     except msgspec.DecodeError:
         return None
+
+
+def folders_of_the_dead(place: Path, record: str) -> Iterator[Path]:
+    """Folders in a place whose record (such as `made-*/owner`) names a dead owner."""
+    for path in place.glob(record):
+        try:
+            owner = decode(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError:  # another one is removing it
+            continue
+        if owner and is_dead(owner):
+            yield path.parent
 
 
 def start_time(pid: int) -> int | None:
